@@ -169,7 +169,7 @@ test:
 # The sanitizers leave these out: they start the program many times, and each start takes seconds there. The last line takes minutes
 # there, to look at memory, queues, times and numbers that the sanitizers do not see, of code that other tests run there.
 # ThreadSanitizer, which CI does not run, has all of them: threads end and wait where the program does.
-STARTS     = $(patsubst %,$B/tests/test_%,average_runs batch_warmup calibrate_runs data_ends divergence eval_only extend faults \
+STARTS     = $(patsubst %,$B/tests/test_%,average_runs batch_warmup calibrate_runs data_ends divergence duration eval_only extend faults \
              generate hangs length_warmup lora_runs mix_runs moved pipeline_runs save_folder signals skips train train_parity \
              verify \
              cpu_order_ranks operations plan_time fp8_ranges lifetimes gradients recipe_columns)
@@ -180,7 +180,7 @@ quick:
 	@$(INSTALL) libcmocka-dev
 	@$(MAKE) --no-print-directory $(PARALLEL) run-quick
 # On two ranks; test_train_parity starts the program.
-LONG       = checkpoint_async checkpoint_folders cpu_order_ranks data_ends divergence empty_grads_ranks eval_only faults \
+LONG       = checkpoint_async checkpoint_folders cpu_order_ranks data_ends divergence duration empty_grads_ranks eval_only faults \
              fp8_ranges fsdp_ranks hangs hosts_ranks resident_ranks lifetimes lora_runs moved plan_time recipe_columns \
              resume_ranks save_folder signals skips telemetry train trainable_ranks
 QUICK      = $(filter-out $(LONG:%=$B/tests/test_%),$(TESTS))

@@ -74,7 +74,7 @@ cuda_tests() {
         case $name in
         *.d|*.o|*test_cpu_*) ;;
         *ranks*) for n in 1 2 4; do [ $n -le "$gpus" ] && background "$name on $n" $LAUNCH -n $n "$test"; done ;;
-        *train|*train_parity|*_runs|*extend|*_warmup|*data_ends|*moved|*faults|*save_folder|*fit|*hangs|*signals|*divergence|*skips|*verify|*generate|*eval_only) background "$name" "$test" ;;
+        *train|*train_parity|*_runs|*extend|*_warmup|*duration|*data_ends|*moved|*faults|*save_folder|*fit|*hangs|*signals|*divergence|*skips|*verify|*generate|*eval_only) background "$name" "$test" ;;
         *) [ -x "$test" ] && on_one "$name" "$test" ;;
         esac
     done
