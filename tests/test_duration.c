@@ -153,14 +153,10 @@ static void test_long_run(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_stop_in_epochs),
-        cmocka_unit_test(test_less_than_a_step),
-        cmocka_unit_test(test_only_step),
-        cmocka_unit_test(test_token_budget),
-        cmocka_unit_test(test_saved_at_the_end),
-        cmocka_unit_test(test_token_budget_in_a_step),
-        cmocka_unit_test(test_epoch_budget),
-        cmocka_unit_test(test_packed_epoch),
+        cmocka_unit_test(test_stop_in_epochs),   cmocka_unit_test(test_less_than_a_step),
+        cmocka_unit_test(test_only_step),        cmocka_unit_test(test_token_budget),
+        cmocka_unit_test(test_saved_at_the_end), cmocka_unit_test(test_token_budget_in_a_step),
+        cmocka_unit_test(test_epoch_budget),     cmocka_unit_test(test_packed_epoch),
         cmocka_unit_test(test_long_run),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);

@@ -470,8 +470,9 @@ Found layout_find(const Piece *p, SafeFile *const *files, int count)
     return coded ? (Found){ coded, NULL } : layout_need(p, files, count);
 }
 
-/* A unit that two stages have is summed once. */
-void layout_check_sums(Layout *l, const ParamStore *store, SafeFile *const *files, int count)
+/* Combines l->sum, each rank's contribution, and checks it; all ranks of a shard group call. A unit
+ * that two stages have is summed once. */
+static void check_sums(Layout *l, const ParamStore *store, SafeFile *const *files, int count)
 {
     for (int i = 0; i < l->num_pieces && store->pipe.stages > 1; i++)
         if (pipeline_stage_of(&store->pipe, store->shape->config, l->piece[i].unit) !=
@@ -518,5 +519,5 @@ void layout_read(Layout *l, ParamStore *store, SafeFile *const *files, int count
     free(raw);
     free(values);
     progress_end();
-    layout_check_sums(l, store, files, count);
+    check_sums(l, store, files, count);
 }

@@ -78,11 +78,8 @@ void layout_sum(Layout *l);
  * converted, or a wrong checksum. */
 void layout_read(Layout *l, ParamStore *store, SafeFile *const *files, int count);
 
-/* Parts of layout_read for other readers. need: the piece's tensor in the files; dies as
- * layout_read. check_sums: combines l->sum, each rank's contribution, and checks it; all ranks of a
- * shard group call. */
+/* The piece's tensor in the files, for other readers; dies as layout_read. */
 Found layout_need(const Piece *p, SafeFile *const *files, int count);
-void layout_check_sums(Layout *l, const ParamStore *store, SafeFile *const *files, int count);
 
 /* A weight being read. find: the same as need; for codes and scales the tensor is NULL, and the
  * file that of the codes. fetch: reads elements [at, at + n) as type `dtype`; `to` has space for n
