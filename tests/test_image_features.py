@@ -76,6 +76,8 @@ class FeaturesTest(Images):
                     exif[0x0112] = orientation
                     try:
                         picture.save(path, exif=exif, **more)
+                        with Image.open(path) as again:      # some versions write what they cannot read
+                            again.load()
                     except (OSError, ValueError, KeyError):      # a format without that mode
                         continue
                     found = pictures.load(path)
