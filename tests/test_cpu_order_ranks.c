@@ -14,7 +14,8 @@
 
 /* ---- clocks ---------------------------------------------------------------------------------- */
 
-enum { CELL = 16, CELLS = 1 << 21 }; /* bytes per cell; more cells than a run uses */
+/* CELL: bytes per cell; CELLS: more than a run uses; NEAR: that many neighbors lie together */
+enum { CELL = 16, CELLS = 1 << 21, NEAR = 64 };
 
 typedef struct {
     uintptr_t address;
@@ -42,8 +43,8 @@ static void begin(const char *name)
 
 static Cell *find(uintptr_t address)
 {
-    const size_t first = address * 0x9e3779b97f4a7c15u >> 20;
-    for (size_t i = 0; i < CELLS; i++) {
+    const size_t first = (address / NEAR * 0x9e3779b97f4a7c15u >> 20) * NEAR + address % NEAR;
+    for (size_t i = 0; i < CELLS; i += NEAR) {
         Cell *c = &cells[(first + i) % CELLS];
         if (c->address == address || !c->address) {
             c->address = address;
