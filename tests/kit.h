@@ -3,8 +3,6 @@
  * device.h, so that a test is written once and linked with either back end. */
 #pragma once
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -14,11 +12,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "kernels/kernels.h"
 #include "kernels/random.h"
 #include "kernels/runtime/device.h"
+#include "tests/test.h"
 
 #define U24 0x1p-24 /* unit roundoff of F32 */
 

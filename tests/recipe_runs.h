@@ -1,15 +1,13 @@
 /* Steps of small models with any recipe: loss and gradients, and distances between two steps. */
 #pragma once
 #include <math.h>
-#include <stdarg.h>
 #include <stddef.h>
-#include <setjmp.h>
-#include <cmocka.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "kernels/runtime/device.h"
 #include "model/plan/plan.h"
+#include "tests/test.h"
 #include "tests/models.h"
 
 enum { B = 4, MAX_TOKENS = 128 };

@@ -7,6 +7,7 @@
 #include "kernels/fp8.h"
 #include "kernels/values.h"
 #include "model/checkpoint/safetensors.h"
+#include "tests/test.h"
 #include "tests/golden.h"
 
 static const Format F = { F32, 0 }, H = { BF16, 0 };
@@ -95,9 +96,8 @@ static Tensor gradient_of(const Run *r, int step, Format f)
 
 /* ---- maps and codes -------------------------------------------------------------------------- */
 
-static void test_maps(void **state)
+TEST(test_maps)
 {
-    (void)state;
     SafeFile *f = open_golden("codes");
     check_same_bytes("signed map", dynamic8_map(DYNAMIC8), read_golden(f, "map.signed", NULL),
                      GROUP * sizeof(float));
@@ -117,9 +117,8 @@ static void check_format(const char *text, bool is_one, Format f)
     }
 }
 
-static void test_formats(void **state)
+TEST(test_formats)
 {
-    (void)state;
     check_format("dynamic8/256", true, SIGNED);
     check_format("udynamic8/256", true, UNSIGNED);
     check_format("dynamic8", false, F);
@@ -163,9 +162,8 @@ static void check_bnb(const SafeFile *f, const float *x, const Tensor *t)
     }
 }
 
-static void test_codes(void **state)
+TEST(test_codes)
 {
-    (void)state;
     int groups;
     SafeFile *f = open_golden("codes");
     float *x = read_golden(f, "x", &groups);
@@ -201,9 +199,8 @@ static void check_rank(uint32_t bits, const uint32_t *steps, DType d)
 
 /* The table against the search at critical points: both ends of every entry, every value and every
  * midpoint of two. And the codes of four ranks at once. */
-static void test_table(void **state)
+TEST(test_table)
 {
-    (void)state;
     static uint32_t steps[DYNAMIC8_STEPS];
     for (DType d = DYNAMIC8; d <= UDYNAMIC8; d++) {
         const float *map = dynamic8_map(d);
@@ -266,9 +263,8 @@ static Tensor check_encoding(const char *name, const float *g, size_t n)
 
 /* The difficult groups as m, and as v; about half of v are squares of floats, the others are close
  * to squares. */
-static void test_encoding(void **state)
+TEST(test_encoding)
 {
-    (void)state;
     int groups;
     SafeFile *f = open_golden("codes");
     float *x = read_golden(f, "x", &groups);
@@ -333,9 +329,8 @@ static void reference_step(const Run *r, int s, Format grad_format)
 
 /* Gradients include infinities and NaN: these elements lose their moments and keep their
  * weights. */
-static void test_steps(void **state)
+TEST(test_steps)
 {
-    (void)state;
     const Run r = read_run("steps");
     for (int s = 0; s < r.steps; s++) {
         reference_step(&r, s, F);
@@ -346,9 +341,8 @@ static void test_steps(void **state)
 
 /* The first step's weights as BF16, rounded with the random bits of their numbers: they differ by
  * one value at most if the F32 weight differs. */
-static void test_rounding(void **state)
+TEST(test_rounding)
 {
-    (void)state;
     const Run r = read_run("steps");
     const uint64_t first = 1 << 20;
     Tensor w = make(H, 1, r.n), m = make_zeros(SIGNED, r.n), v = make_zeros(UNSIGNED, r.n);
@@ -401,9 +395,8 @@ static void check_near(const char *name, Tensor t, const Run *r, int i, int s)
 }
 
 /* Steps of bitsandbytes itself, each from its own state: the codes, except for small negative m. */
-static void test_bnb_steps(void **state)
+TEST(test_bnb_steps)
 {
-    (void)state;
     const Run r = read_run("bnb");
     for (int s = 0; s < r.steps; s++) {
         Tensor w = make(F, 1, r.n), m = make(SIGNED, 1, r.n), v = make(UNSIGNED, 1, r.n);
@@ -449,9 +442,8 @@ static Tensor make_state(Format f, int n, uint64_t seed, float size)
 
 /* No multiples of a block's size; the last is so large that every warp of a large GPU has several
  * groups. All codes occur. */
-static void test_sizes(void **state)
+TEST(test_sizes)
 {
-    (void)state;
     static const int groups[] = { 1, 13, 7001 };
     for (int k = 0; k < 3; k++) {
         const int n = groups[k] * GROUP;
@@ -474,9 +466,8 @@ static void test_sizes(void **state)
 
 /* Groups whose gradients are all NaN, all infinite, or too large to square; scales that are not
  * finite. Codes and scales are those of the CPU; release() finds writes outside. */
-static void test_not_finite(void **state)
+TEST(test_not_finite)
 {
-    (void)state;
     enum { N = 6 * GROUP };
     float *g = keep(N * sizeof *g);
     for (int i = 0; i < N; i++)
@@ -508,9 +499,8 @@ static void test_not_finite(void **state)
     release();
 }
 
-static void test_errors(void **state)
+TEST(test_errors)
 {
-    (void)state;
     Tensor w = make(F, 1, GROUP), half = make(F, 1, GROUP / 2), m = make_zeros(SIGNED, GROUP),
            v = make_zeros(UNSIGNED, GROUP);
     Tensor wide = make(F, 1, 2 * GROUP), odd = m, none = m;
@@ -531,13 +521,5 @@ static void test_errors(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_maps),     cmocka_unit_test(test_formats),
-        cmocka_unit_test(test_codes),    cmocka_unit_test(test_table),
-        cmocka_unit_test(test_encoding), cmocka_unit_test(test_steps),
-        cmocka_unit_test(test_rounding), cmocka_unit_test(test_bnb_steps),
-        cmocka_unit_test(test_sizes),    cmocka_unit_test(test_not_finite),
-        cmocka_unit_test(test_errors),
-    };
-    return cmocka_run_group_tests(tests, start_device, NULL);
+    return run_all_tests(start_device, NULL);
 }

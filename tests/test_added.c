@@ -1,5 +1,6 @@
 /* A recipe and a metric that the program does not have, added as model/README.md says: a row of
  * columns, and an object that begins with "step". */
+#include "tests/test.h"
 #include "tests/kit.h"
 
 #include <jansson.h>
@@ -32,9 +33,8 @@ static const Recipe made_up = {
 
 /* Its columns are what it computes with: near f32 within test_recipes' bound for FP8 operands, and
  * not where bf16 is. */
-static void test_recipe(void **state)
+TEST(test_recipe)
 {
-    (void)state;
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
         const ModelConfig m = wide(a);
         Config c, f32, bf16;
@@ -55,9 +55,8 @@ static void test_recipe(void **state)
     }
 }
 
-static void test_metric(void **state)
+TEST(test_metric)
 {
-    (void)state;
     char folder[] = "/tmp/coat-added-XXXXXX", path[64];
     const ModelConfig m = architecture(LLAMA);
     Config c;
@@ -84,7 +83,5 @@ static void test_metric(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_recipe),
-                                        cmocka_unit_test(test_metric) };
-    return cmocka_run_group_tests(tests, start_device, NULL);
+    return run_all_tests(start_device, NULL);
 }

@@ -8,6 +8,7 @@
 #include "model/shape/architecture.h"
 #include "model/checkpoint/safetensors.h"
 #include "model/update/update.h"
+#include "tests/test.h"
 #include "tests/saved.h"
 
 /* ---- the class ------------------------------------------------------------------------------- */
@@ -140,9 +141,8 @@ static void check_names(const char *folder)
     safetensors_close(file);
 }
 
-static void test_made_up(void **state)
+TEST(test_made_up)
 {
-    (void)state;
     const ModelConfig m = made_up_model();
     Trainer t, loaded;
     DIES("no Hugging Face architecture can compute this model", architecture_of(&m));
@@ -176,9 +176,8 @@ static void test_made_up(void **state)
 
 /* ---- which class is found -------------------------------------------------------------------- */
 
-static void test_found(void **state)
+TEST(test_found)
 {
-    (void)state;
     static const char *const classes[NUM_ARCHITECTURES] = {
         "LlamaForCausalLM", "LlamaForCausalLM",   "LlamaForCausalLM", "OlmoForCausalLM",
         "Olmo2ForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM", "Olmo3ForCausalLM",
@@ -201,9 +200,8 @@ static void test_found(void **state)
     assert_string_equal(architecture_of(&m)->class, "MistralForCausalLM");
 }
 
-static void test_differences(void **state)
+TEST(test_differences)
 {
-    (void)state;
     static const struct {
         SmallModel model;
         const char *class, *text;
@@ -238,9 +236,8 @@ static void test_differences(void **state)
 
 /* Every parameter has a name, and every name a parameter: for each class, with models of each
  * kind. */
-static void test_every_parameter(void **state)
+TEST(test_every_parameter)
 {
-    (void)state;
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
         const ModelConfig m = architecture(a);
         for (int u = 0; u < unit_count(&m); u++) {
@@ -268,11 +265,5 @@ static void test_every_parameter(void **state)
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_made_up),
-        cmocka_unit_test(test_found),
-        cmocka_unit_test(test_differences),
-        cmocka_unit_test(test_every_parameter),
-    };
-    return cmocka_run_group_tests(tests, make_root, remove_root);
+    return run_all_tests(make_root, remove_root);
 }

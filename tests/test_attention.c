@@ -1,5 +1,6 @@
 /* Causal attention against a double reference, within bounds derived next to each.
  * Notation and assumptions as in test_kernels.c. */
+#include "tests/test.h"
 #include "tests/heads.h"
 
 #include <limits.h>
@@ -201,15 +202,13 @@ static void attention_case(const FormatRow *f, const Shape *s)
     check("attention_backward", f, s, dqkv, G, E);
 }
 
-static void test_attention(void **state)
+TEST(test_attention)
 {
-    (void)state;
     for_all(shapes, SHAPES, attention_case);
 }
 
-static void test_windows(void **state)
+TEST(test_windows)
 {
-    (void)state;
     for_all(windows, WINDOWS, attention_case);
 }
 
@@ -255,9 +254,8 @@ static void cached_case(const FormatRow *f, const Shape *s)
 }
 
 /* Single tokens and several, after few keys and after enough keys that a back end splits them. */
-static void test_cached(void **state)
+TEST(test_cached)
 {
-    (void)state;
     static const Shape more[] = {
         { "long", 1, 1500, 2, 1, 64, false, false },
         { "long-window", 1, 1500, 2, 2, 128, false, false, 700 },
@@ -275,9 +273,8 @@ static void test_cached(void **state)
 }
 
 /* Documents that are whole sequences are the same as none. */
-static void test_whole_documents(void **state)
+TEST(test_whole_documents)
 {
-    (void)state;
     const Shape s = { "whole", 2, 48, 4, 2, 64, false, false };
     const Attention a = attention_of(&s);
     const Format f = { F32, 0 };
@@ -321,9 +318,8 @@ static void wide_window(const FormatRow *f, const Shape *s)
     }
 }
 
-static void test_wide_windows(void **state)
+TEST(test_wide_windows)
 {
-    (void)state;
     for_all(shapes, SHAPES, wide_window);
 }
 
@@ -377,9 +373,8 @@ static void left_out(const FormatRow *f, const Shape *s)
         }
 }
 
-static void test_left_out(void **state)
+TEST(test_left_out)
 {
-    (void)state;
     static const Shape packed[] = {
         { "docs", 2, 7, 4, 2, 6, true, true },
         { "d64-docs", 2, 48, 4, 2, 64, true, false },
@@ -389,9 +384,8 @@ static void test_left_out(void **state)
     for_all(packed, sizeof packed / sizeof *packed, left_out);
 }
 
-static void test_errors(void **state)
+TEST(test_errors)
 {
-    (void)state;
     const Shape s = { "errors", 2, 8, 4, 2, 64, false, false };
     Attention a = attention_of(&s);
     const Format f = { F32, 0 };
@@ -420,11 +414,5 @@ static void test_errors(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_attention),       cmocka_unit_test(test_windows),
-        cmocka_unit_test(test_wide_windows),    cmocka_unit_test(test_cached),
-        cmocka_unit_test(test_whole_documents), cmocka_unit_test(test_left_out),
-        cmocka_unit_test(test_errors),
-    };
-    return cmocka_run_group_tests(tests, start_device, NULL);
+    return run_all_tests(start_device, NULL);
 }

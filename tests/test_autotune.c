@@ -1,5 +1,6 @@
 /* Stored choices: added values are found, also with concurrent writers, and a damaged file gives no
  * wrong value. */
+#include "tests/test.h"
 #include "tests/kit.h"
 
 #include <sys/stat.h>
@@ -34,9 +35,8 @@ static void write_file(const char *text, size_t n)
     fclose(f);
 }
 
-static void test_found(void **state)
+TEST(test_found)
 {
-    (void)state;
     uint64_t x = 0;
     const uint64_t a = 0x0123456789abcdef, b = 77;
     assert_false(find(key, &x));
@@ -55,9 +55,8 @@ static void test_found(void **state)
 }
 
 /* With each byte changed, or all bytes from it on missing: the stored value, or none. */
-static void test_damaged(void **state)
+TEST(test_damaged)
 {
-    (void)state;
     const uint64_t value = 0x0123456789abcdef;
     autotune_add(file, key, &value, sizeof value);
     char *text = autotune_read(file);
@@ -85,9 +84,8 @@ static void test_damaged(void **state)
     release();
 }
 
-static void test_writers(void **state)
+TEST(test_writers)
 {
-    (void)state;
     enum { WRITERS = 4, LINES = 100 };
     pid_t child[WRITERS];
     char name[32];
@@ -115,9 +113,8 @@ static void test_writers(void **state)
 
 /* No folder, a file in its place, an endless file: nothing is found, and nothing dies. A full file
  * is not changed. */
-static void test_no_place(void **state)
+TEST(test_no_place)
 {
-    (void)state;
     uint64_t x = 1;
     char *blocked = keep(64), *full = keep(1 << 20);
     struct stat s;
@@ -146,13 +143,7 @@ int main(void)
 {
     assert_non_null(mkdtemp(folder));
     setenv("XDG_CACHE_HOME", folder, 1);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_found),
-        cmocka_unit_test(test_damaged),
-        cmocka_unit_test(test_writers),
-        cmocka_unit_test(test_no_place),
-    };
-    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    const int failed = run_all_tests(NULL, NULL);
     char made[64];
     snprintf(made, sizeof made, "%s/coat", folder);
     rmdir(made);

@@ -3,6 +3,7 @@
 #include "model/checkpoint/safetensors.h"
 #include "model/run/average.h"
 #include "model/run/export_run.h"
+#include "tests/test.h"
 #include "tests/exported.h"
 #include "tests/saved.h"
 
@@ -70,9 +71,8 @@ static const char *three(const Run *r)
     return text("--average=%s/step1,%s/step2,%s/step3", f, f, f);
 }
 
-static void test_means(void **state)
+TEST(test_means)
 {
-    (void)state;
     static const double equal[SOURCES] = { 1, 1, 1 };
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
         Run r;
@@ -89,11 +89,87 @@ static void test_means(void **state)
     }
 }
 
-/* One of the sources has padding rows of the vocabulary, which an export leaves out; the tokenizer
- * is that of the first source. */
-static void test_padding_and_tokenizer(void **state)
+TEST(test_refusals)
 {
-    (void)state;
+    needs_fork();
+    Run r;
+    open_three(&r, LLAMA);
+    const char *f = r.config.save_folder, *sources = lasting(three(&r)),
+               *out = lasting(text("%s/out", f));
+    const struct {
+        const char *damage, *message;
+    } table[] = {
+        { "sed -i 's/\"rope_theta\": [0-9.]*/\"rope_theta\": 777.0/' config.json",
+          "step2/config.json: its rope_theta is 777.0, but" },
+        { "sed -i 's/\"rms_norm_eps\": [0-9.e-]*/\"rms_norm_eps\": 0.5/' config.json",
+          "step2/config.json: its rms_norm_eps is 0.5" },
+        { "printf 5 | dd of=model.safetensors conv=notrunc bs=1 seek=9000 2>/dev/null",
+          "step2/model.safetensors: tensor " },
+        { "sed -i 's/\"num_hidden_layers\": 2/\"num_hidden_layers\": 1/' config.json",
+          "step2/model.safetensors: tensor model.layers.1." },
+    };
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        shell(text("cd %s && cp -r step2 safe && cd step2 && %s", f, table[i].damage));
+        DIES(table[i].message, run_with(sources, "--dtype=f32", out));
+        assert_false(exists(out));
+        shell(text("cd %s && rm -rf out.tmp step2 && mv safe step2", f));
+    }
+    shell(text("cd %s && mkdir nan && cp step2/config.json step2/model.safetensors nan", f));
+    SafeFile *nan = safetensors_open(text("%s/nan/model.safetensors", f));
+    const size_t at = nan->data + safetensors_find(nan, "model.norm.weight")->begin;
+    safetensors_close(nan);
+    shell(text("printf '\\0\\0\\300\\177' | dd of=%s/nan/model.safetensors conv=notrunc bs=1 "
+               "seek=%zu 2>/dev/null",
+               f, at));
+    DIES("nan/model.safetensors: tensor model.norm.weight holds a value that is not finite",
+         run_with(text("--average=%s/step1,%s/nan", f, f), "--dtype=f32", out));
+    close_run(&r);
+    release();
+}
+
+/* A run that continues with another average.last or average.every has no mean for the group of
+ * snapshots in which it begins. */
+TEST(test_other_groups)
+{
+    static const struct {
+        long last, every, step, count;
+        bool complete;
+    } rows[] = {
+        { 4, 2, 2, 1, false },  { 4, 2, 4, 2, false },  { 3, 2, 6, 1, false },
+        { 3, 2, 8, 1, false },  { 3, 2, 10, 2, false }, { 3, 2, 12, 3, true },
+        { 3, 2, 14, 1, false }, { 3, 4, 20, 1, false }, { 3, 4, 24, 2, false },
+        { 3, 4, 28, 1, false },
+    };
+    ParamStore none = { 0 };
+    TrainState s = { 0 };
+    for (int i = 0; i < 10; i++) {
+        Config c = { .average = { .last = rows[i].last, .every = rows[i].every } };
+        s.step = rows[i].step;
+        average_step(&none, &c, s.step);
+        assert_int_equal(none.counts.average.count, rows[i].count);
+        assert_int_equal(average_is_complete(&none, &c, &s), rows[i].complete);
+    }
+}
+
+TEST(test_arguments)
+{
+    needs_fork();
+    DIES("expected at least two folders", run_with("--average=a", "y", NULL));
+    DIES("the name of folder 2 is empty", run_with("--average=a,,b", "y", NULL));
+    DIES("found '' for b", run_with("--average=a,b:1", "y", NULL));
+    DIES("there are more weights than the 2 folders", run_with("--average=a,b:1,2,3", "y", NULL));
+    DIES("found '-1' for b", run_with("--average=a,b:1,-1", "y", NULL));
+    DIES("found '0' for a", run_with("--average=a,b:0,1", "y", NULL));
+    DIES("exclude each other", run_with("--average=a,b", "--export=x", "y"));
+    DIES("--average: a: there is no such folder", run_with("--average=a,b", "y", NULL));
+    DIES("the mean of several models is none", run_with("--average=a,b", "--scales=trained", "y"));
+    DIES("'--average=' names no folder", run_with("--average=", "y", NULL));
+}
+
+/* One of the sources has padding rows of the vocabulary, which an export leaves out; the tokenizer
+ * is that of the first source. Last, since it reads a tokenizer. */
+TEST(test_padding_and_tokenizer)
+{
     static const double equal[SOURCES] = { 1, 1, 1 };
     Run r;
     open_three(&r, LLAMA);
@@ -136,95 +212,8 @@ static void test_padding_and_tokenizer(void **state)
     release();
 }
 
-static void test_refusals(void **state)
-{
-    (void)state;
-    needs_fork();
-    Run r;
-    open_three(&r, LLAMA);
-    const char *f = r.config.save_folder, *sources = lasting(three(&r)),
-               *out = lasting(text("%s/out", f));
-    const struct {
-        const char *damage, *message;
-    } table[] = {
-        { "sed -i 's/\"rope_theta\": [0-9.]*/\"rope_theta\": 777.0/' config.json",
-          "step2/config.json: its rope_theta is 777.0, but" },
-        { "sed -i 's/\"rms_norm_eps\": [0-9.e-]*/\"rms_norm_eps\": 0.5/' config.json",
-          "step2/config.json: its rms_norm_eps is 0.5" },
-        { "printf 5 | dd of=model.safetensors conv=notrunc bs=1 seek=9000 2>/dev/null",
-          "step2/model.safetensors: tensor " },
-        { "sed -i 's/\"num_hidden_layers\": 2/\"num_hidden_layers\": 1/' config.json",
-          "step2/model.safetensors: tensor model.layers.1." },
-    };
-    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
-        shell(text("cd %s && cp -r step2 safe && cd step2 && %s", f, table[i].damage));
-        DIES(table[i].message, run_with(sources, "--dtype=f32", out));
-        assert_false(exists(out));
-        shell(text("cd %s && rm -rf out.tmp step2 && mv safe step2", f));
-    }
-    shell(text("cd %s && mkdir nan && cp step2/config.json step2/model.safetensors nan", f));
-    SafeFile *nan = safetensors_open(text("%s/nan/model.safetensors", f));
-    const size_t at = nan->data + safetensors_find(nan, "model.norm.weight")->begin;
-    safetensors_close(nan);
-    shell(text("printf '\\0\\0\\300\\177' | dd of=%s/nan/model.safetensors conv=notrunc bs=1 "
-               "seek=%zu 2>/dev/null",
-               f, at));
-    DIES("nan/model.safetensors: tensor model.norm.weight holds a value that is not finite",
-         run_with(text("--average=%s/step1,%s/nan", f, f), "--dtype=f32", out));
-    close_run(&r);
-    release();
-}
-
-/* A run that continues with another average.last or average.every has no mean for the group of
- * snapshots in which it begins. */
-static void test_other_groups(void **state)
-{
-    (void)state;
-    static const struct {
-        long last, every, step, count;
-        bool complete;
-    } rows[] = {
-        { 4, 2, 2, 1, false },  { 4, 2, 4, 2, false },  { 3, 2, 6, 1, false },
-        { 3, 2, 8, 1, false },  { 3, 2, 10, 2, false }, { 3, 2, 12, 3, true },
-        { 3, 2, 14, 1, false }, { 3, 4, 20, 1, false }, { 3, 4, 24, 2, false },
-        { 3, 4, 28, 1, false },
-    };
-    ParamStore none = { 0 };
-    TrainState s = { 0 };
-    for (int i = 0; i < 10; i++) {
-        Config c = { .average = { .last = rows[i].last, .every = rows[i].every } };
-        s.step = rows[i].step;
-        average_step(&none, &c, s.step);
-        assert_int_equal(none.counts.average.count, rows[i].count);
-        assert_int_equal(average_is_complete(&none, &c, &s), rows[i].complete);
-    }
-}
-
-static void test_arguments(void **state)
-{
-    (void)state;
-    needs_fork();
-    DIES("expected at least two folders", run_with("--average=a", "y", NULL));
-    DIES("the name of folder 2 is empty", run_with("--average=a,,b", "y", NULL));
-    DIES("found '' for b", run_with("--average=a,b:1", "y", NULL));
-    DIES("there are more weights than the 2 folders", run_with("--average=a,b:1,2,3", "y", NULL));
-    DIES("found '-1' for b", run_with("--average=a,b:1,-1", "y", NULL));
-    DIES("found '0' for a", run_with("--average=a,b:0,1", "y", NULL));
-    DIES("exclude each other", run_with("--average=a,b", "--export=x", "y"));
-    DIES("--average: a: there is no such folder", run_with("--average=a,b", "y", NULL));
-    DIES("the mean of several models is none", run_with("--average=a,b", "--scales=trained", "y"));
-    DIES("'--average=' names no folder", run_with("--average=", "y", NULL));
-}
-
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_means),
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_arguments),
-        cmocka_unit_test(test_other_groups),
-        cmocka_unit_test(test_padding_and_tokenizer), /* last: it reads a tokenizer */
-    };
-    return cmocka_run_group_tests(tests, make_root, remove_root);
+    return run_all_tests(make_root, remove_root);
 }

@@ -2,6 +2,7 @@
  * evaluation, resumes; and each count that a checkpoint has next to a state, in runs that keep or
  * drop the state. */
 #include "model/checkpoint/safetensors.h"
+#include "tests/test.h"
 #include "tests/launch.h"
 
 #define USUAL \
@@ -125,9 +126,8 @@ static double evaluated(const char *folder_name)
 }
 
 /* Training is the same; the averages at 6 and 12 are the means, and are evaluated. */
-static void test_means(void **state)
+TEST(test_means)
 {
-    (void)state;
     double own[MAX_STEPS], average[MAX_STEPS];
     expect_status(run(1, "plain", "--average=null"), 0);
     expect_status(run(1, "averaged", AVERAGE " --dry_run"), 0);
@@ -148,9 +148,8 @@ static void test_means(void **state)
 }
 
 /* Interrupted within a group of snapshots, and after its end before the average was written. */
-static void test_resumes(void **state)
+TEST(test_resumes)
 {
-    (void)state;
     expect_status(run(1, "parts", AVERAGE "--stop_at=3"), 0);
     expect_status(run(1, "parts", AVERAGE "--try_load_latest_save"), 0);
     check_same_losses("averaged", "parts");
@@ -190,9 +189,8 @@ static void test_resumes(void **state)
 }
 
 /* Switched off and on again: a checkpoint without the sum has no count. */
-static void test_off_and_on(void **state)
+TEST(test_off_and_on)
 {
-    (void)state;
     expect_status(run(1, "gap", AVERAGE "--stop_at=2"), 0);
     expect_status(run(1, "gap", "--stop_at=3 --try_load_latest_save"), 0);
     shell("! grep -q average %s/gap/step3/trainer.json", folder);
@@ -284,9 +282,8 @@ static const Case cases[] = {
 };
 // clang-format on
 
-static void test_counts(void **state)
+TEST(test_counts)
 {
-    (void)state;
     expect_status(run(1, "base", BASE AVERAGE "--stop_at=6"), 0);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const Case *c = &cases[i];
@@ -326,9 +323,8 @@ static void test_counts(void **state)
 
 /* A spike ends a run at a step with a snapshot: the state that it leaves is that of the step
  * before. */
-static void test_spike(void **state)
+TEST(test_spike)
 {
-    (void)state;
     char from[2][64] = { "spike/step33", "after/step66" };
     static const char two[] =
         "--average.last=2 --average.every=33 --max_duration=66 --save_interval=33 "
@@ -351,9 +347,8 @@ static void test_spike(void **state)
 }
 
 /* Weights in BF16 on several ranks, FP8 operands; states in host memory. */
-static void test_ranks(void **state)
+TEST(test_ranks)
 {
-    (void)state;
     expect_status(run(2, "coat", "--recipe=coat --fsdp.sharding_strategy=FULL_SHARD"), 0);
     expect_status(run(2, "coat-averaged",
                       AVERAGE
@@ -366,9 +361,8 @@ static void test_ranks(void **state)
     check_mean("moved", 12, 0);
 }
 
-static void test_errors(void **state)
+TEST(test_errors)
 {
-    (void)state;
     expect_status(run(1, "wrong", "--average.last=3"), 1);
     expect_output("average needs both last and every, as in average: {last: 5, every: 200}; every "
                   "is missing");
@@ -379,11 +373,5 @@ static void test_errors(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_means),      cmocka_unit_test(test_resumes),
-        cmocka_unit_test(test_off_and_on), cmocka_unit_test(test_counts),
-        cmocka_unit_test(test_spike),      cmocka_unit_test(test_ranks),
-        cmocka_unit_test(test_errors),
-    };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+    return run_all_tests(make_folder, remove_folder);
 }

@@ -1,5 +1,6 @@
 /* Runs with batch_size_warmup: the same losses as three runs with constant batches, one continuing
  * the other; tokens, mixtures, epochs, resumes and other numbers of ranks. */
+#include "tests/test.h"
 #include "tests/launch.h"
 
 /* 4 steps of 2 sequences, 4 of 4, then 8: 56 sequences of 32 tokens in 12 steps. */
@@ -54,9 +55,8 @@ static void run_whole(int ranks, const char *name, const char *data, const char 
 
 /* 45 sequences: after step 10 five are left, fewer than the batch of step 11, which begins the
  * second epoch. */
-static void test_epochs(void **state)
+TEST(test_epochs)
 {
-    (void)state;
     char data[256];
     double tokens[MAX_STEPS], batch[MAX_STEPS];
     shell("head -c %d build/few-ids/train.npy >%s/few.npy", 2 * (45 * 32 + 1), folder);
@@ -84,9 +84,8 @@ static void test_epochs(void **state)
 }
 
 /* The shares of all sequences so far are exact, rounded up or down. */
-static void test_mixture(void **state)
+TEST(test_mixture)
 {
-    (void)state;
     double books[MAX_STEPS], given = 0, all = 0;
     run_whole(1, "mixed", MIX, "");
     expect_output("mix: books: 70 % of the tokens; epochs 0 to 0.007546 of its 5195 sequences");
@@ -102,9 +101,8 @@ static void test_mixture(void **state)
 
 /* max_duration and the schedule in tokens: 24 + 5 x 8 = 64 sequences are 13 steps; the rate is
  * linear from 0 on in tokens. */
-static void test_tokens(void **state)
+TEST(test_tokens)
 {
-    (void)state;
     double rate[MAX_STEPS];
     expect_status(run(1, "tokens",
                       WARMUP
@@ -120,9 +118,8 @@ static void test_tokens(void **state)
     expect_output("11/13");
 }
 
-static void test_errors(void **state)
+TEST(test_errors)
 {
-    (void)state;
     static const struct {
         const char *more, *error;
     } cases[] = {
@@ -144,11 +141,5 @@ static void test_errors(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_epochs),
-        cmocka_unit_test(test_mixture),
-        cmocka_unit_test(test_tokens),
-        cmocka_unit_test(test_errors),
-    };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+    return run_all_tests(make_folder, remove_folder);
 }

@@ -7,6 +7,7 @@
 #include "model/calibrate/calibrate.h"
 #include "model/run/export_run.h"
 #include "model/store/param_store_sizes.h"
+#include "tests/test.h"
 #include "tests/exported.h"
 #include "tests/saved.h"
 
@@ -207,9 +208,8 @@ static void check_block(const SafeFile *f, Loaded *is, const Loaded *was, int bl
 
 /* Bits agree: micro-batches are the same, and test_gptq tests GPTQ. Losses are sums in another
  * order. */
-static void test_codes(void **state)
+TEST(test_codes)
 {
-    (void)state;
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
         const ModelConfig m = architecture(a);
         const char *source = save_model(a);
@@ -254,9 +254,8 @@ static void run_with(const char *source, const char *options)
     export_run(argc, argv);
 }
 
-static void test_refusals(void **state)
+TEST(test_refusals)
 {
-    (void)state;
     needs_fork();
     const char *source = save_model(LLAMA), *tokens = write_tokens(90), *others = write_tokens(300);
     static const struct {
@@ -296,7 +295,5 @@ static void test_refusals(void **state)
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_codes),
-                                        cmocka_unit_test(test_refusals) };
-    return cmocka_run_group_tests(tests, make_root, remove_root);
+    return run_all_tests(make_root, remove_root);
 }

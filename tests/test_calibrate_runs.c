@@ -4,6 +4,7 @@
 #include "kernels/fp8.h"
 #include "kernels/random.h"
 #include "model/checkpoint/weight_codes.h"
+#include "tests/test.h"
 #include "tests/exported.h"
 #include "tests/launch.h"
 
@@ -80,9 +81,8 @@ static double loss_of(const char *name)
     return of_step[0];
 }
 
-static void test_order(void **state)
+TEST(test_order)
 {
-    (void)state;
     make_tokens("train", 200000, 1);
     make_tokens("val", 60000, 2);
     ids = "--model.vocab_size=64 --model.embedding_size=64 --model.d_model=64 "
@@ -113,6 +113,5 @@ static void test_order(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_order) };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+    return run_all_tests(make_folder, remove_folder);
 }

@@ -4,6 +4,7 @@
 #include "model/formats/hf.h"
 #include "model/shape/architecture.h"
 #include "model/checkpoint/safetensors.h"
+#include "tests/test.h"
 #include "tests/pattern.h"
 #include "tests/saved.h"
 
@@ -94,9 +95,8 @@ static void check_round_trip(SmallModel a, Format master, Format m1, Format m2, 
     release();
 }
 
-static void test_round_trip(void **state)
+TEST(test_round_trip)
 {
-    (void)state;
     const Format formats[][3] = {
         { f32, f32, f32 },
         { bf16, bf16, bf16 },
@@ -110,9 +110,8 @@ static void test_round_trip(void **state)
 }
 
 /* Without with_optimizer the moments do not change. */
-static void test_weights_only(void **state)
+TEST(test_weights_only)
 {
-    (void)state;
     Run r;
     open_small(&r);
     save(&r, 1);
@@ -129,9 +128,8 @@ static void test_weights_only(void **state)
 
 /* Not checked by the reader: the length of the header, its start, and the order that keeps tensors
  * aligned. */
-static void test_file_layout(void **state)
+TEST(test_file_layout)
 {
-    (void)state;
     Run r;
     ModelConfig m = architecture(LLAMA);
     open_run(&r, &m, bf16, e4m3, f32);
@@ -154,9 +152,8 @@ static void test_file_layout(void **state)
 }
 
 /* config.json describes the model. */
-static void test_config_json(void **state)
+TEST(test_config_json)
 {
-    (void)state;
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
         Run r;
         ModelConfig m = architecture(a), found = { .init_fn = m.init_fn,
@@ -299,9 +296,8 @@ static void check_converted(const char *folder, const char *dtype, Format master
     release();
 }
 
-static void test_conversions(void **state)
+TEST(test_conversions)
 {
-    (void)state;
     const char *const dtype[] = { "F32", "BF16", "F16" };
     for (int i = 0; i < 3; i++) {
         check_converted(NULL, dtype[i], f32, 90);
@@ -321,9 +317,8 @@ static void expect_mismatch(const char *folder, const ModelConfig *m, Format mom
     close_run(&r);
 }
 
-static void test_mismatches(void **state)
+TEST(test_mismatches)
 {
-    (void)state;
     needs_fork();
     Run r;
     open_small(&r);
@@ -411,9 +406,8 @@ static const char *write_head(const Run *r, bool same)
     return path;
 }
 
-static void test_tied_head(void **state)
+TEST(test_tied_head)
 {
-    (void)state;
     needs_fork();
     const ModelConfig m = architecture(LLAMA_GQA);
     Run r;
@@ -428,9 +422,8 @@ static void test_tied_head(void **state)
 }
 
 /* Differences that may be intended are reported. */
-static void test_changed_on_purpose(void **state)
+TEST(test_changed_on_purpose)
 {
-    (void)state;
     needs_fork();
     Run r;
     ModelConfig m = architecture(OLMO3), other = m;
@@ -477,9 +470,8 @@ static void test_changed_on_purpose(void **state)
 }
 
 /* F32 moments are converted to BF16, as for a change of recipe. */
-static void test_moments_are_converted(void **state)
+TEST(test_moments_are_converted)
 {
-    (void)state;
     Run r, other;
     ModelConfig m = architecture(LLAMA);
     open_small(&r);
@@ -502,16 +494,5 @@ static void test_moments_are_converted(void **state)
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_weights_only),
-        cmocka_unit_test(test_file_layout),
-        cmocka_unit_test(test_config_json),
-        cmocka_unit_test(test_conversions),
-        cmocka_unit_test(test_mismatches),
-        cmocka_unit_test(test_tied_head),
-        cmocka_unit_test(test_changed_on_purpose),
-        cmocka_unit_test(test_moments_are_converted),
-    };
-    return cmocka_run_group_tests(tests, make_root, remove_root);
+    return run_all_tests(make_root, remove_root);
 }

@@ -13,6 +13,7 @@
 
 #include "kernels/runtime/comm.h"
 #include "model/shape/architecture.h"
+#include "tests/test.h"
 #include "tests/pattern.h"
 #include "tests/saved.h"
 
@@ -85,9 +86,8 @@ static void poll_until_saved(void)
 
 /* ---- what is saved --------------------------------------------------------------------------- */
 
-static void test_training_goes_on(void **state)
+TEST(test_training_goes_on)
 {
-    (void)state;
     Run r;
     open_small(&r);
     assert_false(checkpoint_poll());
@@ -117,9 +117,8 @@ static void test_training_goes_on(void **state)
 
 /* A save waits for the previous one; of two of the same step the second stays; a larger model
  * fits. */
-static void test_one_after_the_other(void **state)
+TEST(test_one_after_the_other)
 {
-    (void)state;
     Run r, large;
     ModelConfig m = architecture(LLAMA);
     m.n_layers = 4;
@@ -146,9 +145,8 @@ static void test_one_after_the_other(void **state)
     release();
 }
 
-static void test_prunes(void **state)
+TEST(test_prunes)
 {
-    (void)state;
     Run r;
     open_small(&r);
     r.config.save_num_checkpoints_to_keep = 2;
@@ -175,9 +173,8 @@ static void save_with_writes(Run *r, int writes, bool polls)
 }
 
 /* The disk is full after 0, 1, ... writes of the thread, until a save succeeds. */
-static void test_disk_full(void **state)
+TEST(test_disk_full)
 {
-    (void)state;
     needs_fork();
     Run r;
     open_small(&r);
@@ -203,9 +200,8 @@ static void test_disk_full(void **state)
 }
 
 /* Killed with the files half written. */
-static void test_killed_while_writing(void **state)
+TEST(test_killed_while_writing)
 {
-    (void)state;
     needs_fork();
     Run r;
     open_small(&r);
@@ -258,9 +254,8 @@ static int save_on_ranks(int argc, char **argv)
 }
 
 /* Rank 0 has created the files in full, and only the writer of the last rank reaches the limit. */
-static void test_one_rank_fails(void **state)
+TEST(test_one_rank_fails)
 {
-    (void)state;
     needs_fork();
     const char *launch = getenv("LAUNCH");
     for (int ranks = 2; ranks <= 4; ranks += 2) {
@@ -294,13 +289,5 @@ int main(int argc, char **argv)
     if (argc > 1)
         return save_on_ranks(argc, argv);
     device_init(0);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_training_goes_on),
-        cmocka_unit_test(test_one_after_the_other),
-        cmocka_unit_test(test_prunes),
-        cmocka_unit_test(test_disk_full),
-        cmocka_unit_test(test_killed_while_writing),
-        cmocka_unit_test(test_one_rank_fails),
-    };
-    return cmocka_run_group_tests(tests, make_root, remove_root);
+    return run_all_tests(make_root, remove_root);
 }

@@ -4,6 +4,7 @@
 #include "model/checkpoint/layout.h"
 #include "model/checkpoint/layout_finite.h"
 #include "model/formats/file.h"
+#include "tests/test.h"
 #include "tests/saved.h"
 
 static const Format f32 = { F32, 0 }, bf16 = { BF16, 0 }, e4m3 = { E4M3, 128, true },
@@ -72,9 +73,8 @@ static void check_pieces(const Run *r, LayoutKind kind)
     layout_free(&l);
 }
 
-static void test_found(void **state)
+TEST(test_found)
 {
-    (void)state;
     const struct {
         const char *optimizer;
         Format master, m, v;
@@ -117,9 +117,8 @@ static void set_aside(Run *r, long step)
     free(checkpoint_set_aside(&r->config, &r->store, &s, r->file_limit));
 }
 
-static void test_not_saved(void **state)
+TEST(test_not_saved)
 {
-    (void)state;
     needs_fork();
     static const struct {
         int state;
@@ -148,9 +147,8 @@ static void test_not_saved(void **state)
 }
 
 /* Next to the checkpoints, and not found unless named. */
-static void test_set_aside(void **state)
+TEST(test_set_aside)
 {
-    (void)state;
     Run r;
     long *steps;
     open_small(&r);
@@ -174,9 +172,8 @@ static void test_set_aside(void **state)
     release();
 }
 
-static void test_not_loaded(void **state)
+TEST(test_not_loaded)
 {
-    (void)state;
     needs_fork();
     Run r;
     open_small(&r);
@@ -204,9 +201,8 @@ static void test_not_loaded(void **state)
 }
 
 /* A dropped save leaves nothing, and does not affect the next one. */
-static void test_drop(void **state)
+TEST(test_drop)
 {
-    (void)state;
     Run r;
     open_small(&r);
     checkpoint_drop();
@@ -224,9 +220,8 @@ static void test_drop(void **state)
 }
 
 /* Numbers that decide on spikes are restored bit for bit; an invalid text is an error. */
-static void test_spikes(void **state)
+TEST(test_spikes)
 {
-    (void)state;
     Run r;
     TrainState s = state_of(10), found;
     open_small(&r);
@@ -250,11 +245,6 @@ static void test_spikes(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_found),     cmocka_unit_test(test_not_saved),
-        cmocka_unit_test(test_set_aside), cmocka_unit_test(test_not_loaded),
-        cmocka_unit_test(test_drop),      cmocka_unit_test(test_spikes),
-    };
     start_device(NULL);
-    return cmocka_run_group_tests(tests, make_root, remove_root);
+    return run_all_tests(make_root, remove_root);
 }

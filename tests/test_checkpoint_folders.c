@@ -10,6 +10,7 @@
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/safetensors.h"
 #include "model/checkpoint/saved_as.h"
+#include "tests/test.h"
 #include "tests/sanitized.h"
 #include "tests/saved.h"
 
@@ -43,9 +44,8 @@ static void in_folder(const Run *r, const char *command)
 
 /* ---- the latest ------------------------------------------------------------------------------ */
 
-static void test_latest(void **state)
+TEST(test_latest)
 {
-    (void)state;
     Run r;
     open_small(&r);
     expect_latest(&r, NULL);
@@ -67,9 +67,8 @@ static void test_latest(void **state)
 }
 
 /* A crash at any of the steps of folder_publish. */
-static void test_crashes(void **state)
+TEST(test_crashes)
 {
-    (void)state;
     const struct {
         const char *what, *latest;
     } crash[] = {
@@ -112,9 +111,8 @@ static void test_crashes(void **state)
 }
 
 /* If the only checkpoint cannot be read, a run does not start from scratch. */
-static void test_none_complete(void **state)
+TEST(test_none_complete)
 {
-    (void)state;
     needs_fork();
     Run r;
     open_small(&r);
@@ -132,9 +130,8 @@ static void test_none_complete(void **state)
 }
 
 /* A new checkpoint of the same step replaces the old one completely. */
-static void test_replace(void **state)
+TEST(test_replace)
 {
-    (void)state;
     Run r;
     open_small(&r);
     save(&r, 10);
@@ -181,9 +178,8 @@ static int tensors_of_engine(const Run *r, const char *path)
 
 /* A checkpoint can be served: engines find the whole model and nothing else, in one file and in
  * several. */
-static void test_engines(void **state)
+TEST(test_engines)
 {
-    (void)state;
     static const size_t limits[] = { CHECKPOINT_FILE_BYTES, 4000 };
     for (int i = 0; i < 2; i++) {
         Run r;
@@ -197,9 +193,8 @@ static void test_engines(void **state)
 }
 
 /* Checkpoints of earlier commits have their states in optimizer-*.safetensors. */
-static void test_old_names(void **state)
+TEST(test_old_names)
 {
-    (void)state;
     needs_fork();
     Run r;
     open_small(&r);
@@ -223,9 +218,8 @@ static void test_old_names(void **state)
 
 /* ---- damage ---------------------------------------------------------------------------------- */
 
-static void test_damaged_checkpoints(void **state)
+TEST(test_damaged_checkpoints)
 {
-    (void)state;
     needs_fork();
     const struct {
         const char *damage, *message;
@@ -287,9 +281,8 @@ static void check_flipped(Run *r, const char *name, int step)
     safetensors_close(file);
 }
 
-static void test_flipped_bits(void **state)
+TEST(test_flipped_bits)
 {
-    (void)state;
     needs_fork();
     Run r;
     ModelConfig m = architecture(LLAMA_GQA);
@@ -306,9 +299,8 @@ static void test_flipped_bits(void **state)
 }
 
 /* Invalid manifests: the message has file, key, what was found and what was expected. */
-static void test_damaged_manifests(void **state)
+TEST(test_damaged_manifests)
 {
-    (void)state;
     needs_fork();
     const struct {
         const char *damage, *message;
@@ -350,9 +342,8 @@ static void save_on_full_disk(Run *r, rlim_t bytes)
     save(r, 20);
 }
 
-static void test_disk_full(void **state)
+TEST(test_disk_full)
 {
-    (void)state;
     needs_fork();
     Run r;
     open_small(&r);
@@ -406,9 +397,8 @@ static void check_killed(long last_step)
     release();
 }
 
-static void test_killed(void **state)
+TEST(test_killed)
 {
-    (void)state;
     needs_fork();
     check_killed(10);
     check_killed(12);
@@ -440,9 +430,8 @@ static void check_prune(long keep_last, long interval, long permanent, long ephe
     release();
 }
 
-static void test_prune(void **state)
+TEST(test_prune)
 {
-    (void)state;
     const char *four = "step100 step200 step300 step400";
     check_prune(-1, 100, 0, 0, four, "step400", "latest step100 step200 step300 step400");
     check_prune(2, 100, 0, 0, four, "step400", "latest step300 step400");
@@ -465,19 +454,5 @@ static void test_prune(void **state)
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_latest),
-        cmocka_unit_test(test_crashes),
-        cmocka_unit_test(test_none_complete),
-        cmocka_unit_test(test_replace),
-        cmocka_unit_test(test_damaged_checkpoints),
-        cmocka_unit_test(test_damaged_manifests),
-        cmocka_unit_test(test_flipped_bits),
-        cmocka_unit_test(test_disk_full),
-        cmocka_unit_test(test_killed),
-        cmocka_unit_test(test_engines),
-        cmocka_unit_test(test_old_names),
-        cmocka_unit_test(test_prune),
-    };
-    return cmocka_run_group_tests(tests, make_root, remove_root);
+    return run_all_tests(make_root, remove_root);
 }

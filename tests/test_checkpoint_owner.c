@@ -9,6 +9,7 @@
 
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/saved_as.h"
+#include "tests/test.h"
 #include "tests/saved.h"
 
 static bool no_links, no_rename;
@@ -91,9 +92,8 @@ static void save_steps(Run *r, Settings4 s, long first, long last)
             save(r, step);
 }
 
-static void test_saved_to_stay(void **state)
+TEST(test_saved_to_stay)
 {
-    (void)state;
     const struct {
         Settings4 then, now;
         const char *left;
@@ -126,9 +126,8 @@ static void test_saved_to_stay(void **state)
 
 /* Not rotated: checkpoints of earlier versions without such an entry, copies from another run, and
  * links. */
-static void test_not_for_rotation(void **state)
+TEST(test_not_for_rotation)
 {
-    (void)state;
     static const char *const what[] = {
         "sed -i 's/\"saved_as\"/\"unknown\"/' step1/trainer.json",
         "echo 'save_folder: /elsewhere' >step1/config.yaml",
@@ -179,9 +178,8 @@ static const char list[] =
     "names | "
     "xargs -I{} sh -c 'test -f {} && cksum {} || true'";
 
-static void test_foreign_names(void **state)
+TEST(test_foreign_names)
 {
-    (void)state;
     Run r;
     open_small(&r);
     set(&r, (Settings4){ 1, 1, 0, 0 });
@@ -207,9 +205,8 @@ static void test_foreign_names(void **state)
 
 /* A save that replaced step 1 was interrupted while its usual temporary name was taken by another
  * file. */
-static void test_replaced(void **state)
+TEST(test_replaced)
 {
-    (void)state;
     Run r;
     open_small(&r);
     save(&r, 1);
@@ -225,9 +222,8 @@ static void test_replaced(void **state)
 
 /* A foreign stepN that appears during the run is renamed for the checkpoint, with its contents
  * unchanged. */
-static void test_foreign_step(void **state)
+TEST(test_foreign_step)
 {
-    (void)state;
     Run r;
     open_small(&r);
     save(&r, 1);
@@ -246,9 +242,8 @@ static void test_foreign_step(void **state)
 
 /* A checkpoint on another disk with a link in its place: its files stay if it is replaced, cleared
  * or newer than the resumed step. */
-static void test_links(void **state)
+TEST(test_links)
 {
-    (void)state;
     Run r;
     open_small(&r);
     for (long step = 1; step <= 3; step++)
@@ -284,9 +279,8 @@ static void save_beside_protected(Run *r)
     _exit(1);
 }
 
-static void test_protected(void **state)
+TEST(test_protected)
 {
-    (void)state;
     needs_fork();
     Run r;
     open_small(&r);
@@ -308,9 +302,8 @@ static void test_protected(void **state)
 }
 
 /* A file that is open over NFS: the rest is deleted later, and its name does not block a save. */
-static void test_busy(void **state)
+TEST(test_busy)
 {
-    (void)state;
     Run r;
     open_small(&r);
     set(&r, (Settings4){ 1, 1, 0, 0 });
@@ -330,9 +323,8 @@ static void test_busy(void **state)
     release();
 }
 
-static void test_no_links(void **state)
+TEST(test_no_links)
 {
-    (void)state;
     Run r;
     open_small(&r);
     save(&r, 1);
@@ -361,9 +353,8 @@ static void test_no_links(void **state)
 }
 
 /* A `latest` that is neither a link nor a file that names a checkpoint belongs to somebody else. */
-static void test_latest_is_none(void **state)
+TEST(test_latest_is_none)
 {
-    (void)state;
     needs_fork();
     static const char *const what[] = { "mkdir latest", "printf 'a\nb\n' >latest",
                                         "printf step1 >latest", ": >latest", "mkfifo latest" };
@@ -380,9 +371,8 @@ static void test_latest_is_none(void **state)
 
 /* Errors for unsupported operations of a file system are ignored; others are reported before the
  * first step. */
-static void test_no_sync(void **state)
+TEST(test_no_sync)
 {
-    (void)state;
     needs_fork();
     const int without[] = { EINVAL, ENOTSUP, ENOSYS };
     Run r;
@@ -405,9 +395,8 @@ static void test_no_sync(void **state)
 }
 
 /* runs/a of one project is not runs/a of another. */
-static void test_relative(void **state)
+TEST(test_relative)
 {
-    (void)state;
     static const char relative[] = "save_folder: runs/a\n";
     char folder[300], config[320], absolute[320];
     snprintf(folder, sizeof folder, "%s/named", root);
@@ -423,9 +412,8 @@ static void test_relative(void **state)
 }
 
 /* A checkpoint of another run, copied to the name of the next one, stays under another name. */
-static void test_copied(void **state)
+TEST(test_copied)
 {
-    (void)state;
     Run r;
     open_small(&r);
     save(&r, 2);
@@ -441,14 +429,5 @@ static void test_copied(void **state)
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_saved_to_stay), cmocka_unit_test(test_not_for_rotation),
-        cmocka_unit_test(test_foreign_names), cmocka_unit_test(test_replaced),
-        cmocka_unit_test(test_foreign_step),  cmocka_unit_test(test_links),
-        cmocka_unit_test(test_protected),     cmocka_unit_test(test_busy),
-        cmocka_unit_test(test_no_links),      cmocka_unit_test(test_latest_is_none),
-        cmocka_unit_test(test_no_sync),       cmocka_unit_test(test_relative),
-        cmocka_unit_test(test_copied),
-    };
-    return cmocka_run_group_tests(tests, make_root, remove_root);
+    return run_all_tests(make_root, remove_root);
 }

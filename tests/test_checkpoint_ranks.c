@@ -12,6 +12,7 @@
 #include "model/checkpoint/layout.h"
 #include "model/checkpoint/layout_ranges.h"
 #include "model/checkpoint/layout_finite.h"
+#include "tests/test.h"
 #include "tests/models.h"
 #include "tests/pattern.h"
 #include "tests/ranks.h"
@@ -168,9 +169,8 @@ static void check_division(SmallModel a, Format master, Format m, Format v, int 
     close_run(&read);
 }
 
-static void test_sharded(void **state)
+TEST(test_sharded)
 {
-    (void)state;
     int W = comm_size(), rank = comm_rank();
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
         check_division(a, f32, f32, f32, rank, W, 0, 1);
@@ -180,18 +180,16 @@ static void test_sharded(void **state)
 }
 
 /* All ranks have everything: nothing may be left out or overwritten with other values. */
-static void test_replicated(void **state)
+TEST(test_replicated)
 {
-    (void)state;
     int W = comm_size(), rank = comm_rank();
     check_division(LLAMA, f32, f32, f32, 0, 1, rank, W);
     check_division(OLMO2, bf16, e4m3, e4m3, 0, 1, rank, W);
 }
 
 /* Two groups of ranks with the same division in each. */
-static void test_hybrid(void **state)
+TEST(test_hybrid)
 {
-    (void)state;
     if (comm_size() % 2 != 0)
         return;
     int half = comm_size() / 2;
@@ -251,9 +249,8 @@ static void check_saves(int part, int parts)
     close_run(&r);
 }
 
-static void test_saves(void **state)
+TEST(test_saves)
 {
-    (void)state;
     int W = comm_size(), rank = comm_rank();
     check_saves(rank, W);
     if (W % 2 == 0)
@@ -261,9 +258,8 @@ static void test_saves(void **state)
 }
 
 /* A NaN on one rank is reported on all ranks, by the name of the first such tensor. */
-static void test_not_finite(void **state)
+TEST(test_not_finite)
 {
-    (void)state;
     const int W = comm_size(), rank = comm_rank();
     Run run;
     open_part(&run, LLAMA_GQA, bf16, e4m3, bf16, rank, W);
@@ -336,9 +332,8 @@ static void check_sums(int shards)
     close_run(&r);
 }
 
-static void test_sums(void **state)
+TEST(test_sums)
 {
-    (void)state;
     for (int shards = 1; shards <= comm_size(); shards *= 2) {
         Run r;
         comm_set_mesh(mesh_of_shards(comm_size(), shards));
@@ -364,9 +359,8 @@ int MPI_Allgather(const void *own, int n, MPI_Datatype type, void *all, int each
 }
 
 /* The ranges of writers take two numbers per rank and region, not one per pair of ranks. */
-static void test_ranges_are_gathered_once(void **state)
+TEST(test_ranges_are_gathered_once)
 {
-    (void)state;
     Run r;
     open_part(&r, LLAMA, f32, f32, f32, comm_rank(), comm_size());
     gathered = 0;
@@ -382,16 +376,7 @@ int main(int argc, char **argv)
 {
     comm_start(&argc, &argv);
     device_init(comm_local_rank());
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sharded),
-        cmocka_unit_test(test_replicated),
-        cmocka_unit_test(test_hybrid),
-        cmocka_unit_test(test_saves),
-        cmocka_unit_test(test_not_finite),
-        cmocka_unit_test(test_sums),
-        cmocka_unit_test(test_ranges_are_gathered_once),
-    };
-    int failed = cmocka_run_group_tests(tests, make_shared, remove_shared);
+    int failed = run_all_tests(make_shared, remove_shared);
     comm_finish();
     return failed;
 }

@@ -1,6 +1,7 @@
 /* Exports as codes and scales: each tensor of each format against the formats' definitions, element
  * by element. */
 #include "kernels/nf4.h"
+#include "tests/test.h"
 #include "tests/coded.h"
 
 /* ---- expected contents of a folder ----------------------------------------------------------- */
@@ -395,9 +396,8 @@ static void check_folder(const Case *c, const char *source)
 }
 
 /* LLAMA_GQA is tied: no head is written. */
-static void test_formats(void **state)
+TEST(test_formats)
 {
-    (void)state;
     static const SmallModel models[] = { LLAMA, LLAMA_GQA, OLMO2 };
     for (int a = 0; a < 3; a++)
         for (int i = 0; i < NUM_CASES; i++) {
@@ -408,9 +408,8 @@ static void test_formats(void **state)
 }
 
 /* Codes and scales from elsewhere are written like those of the export itself. */
-static void test_given_codes(void **state)
+TEST(test_given_codes)
 {
-    (void)state;
     const char *source = save_wide(LLAMA), *one = lasting(text("%s/one", root)),
                *other = lasting(text("%s/other", root));
     const Case *c = &cases[5];
@@ -445,7 +444,5 @@ static void test_given_codes(void **state)
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_formats),
-                                        cmocka_unit_test(test_given_codes) };
-    return cmocka_run_group_tests(tests, make_root, remove_root);
+    return run_all_tests(make_root, remove_root);
 }

@@ -2,6 +2,7 @@
  * shapes. */
 #include "model/store/fsdp.h"
 #include "model/run/export_run.h"
+#include "tests/test.h"
 #include "tests/coded.h"
 
 /* ---- trained matrices ------------------------------------------------------------------------ */
@@ -31,9 +32,8 @@ static size_t check_operand(const SafeFile *f, const char *layer, const uint8_t 
 }
 
 /* Codes and scales are those of the operands in forward of the run. */
-static void test_trained(void **state)
+TEST(test_trained)
 {
-    (void)state;
     static const struct {
         const char *param, *part[3];
     } rows[] = {
@@ -92,9 +92,8 @@ static void run_with(const char *options)
     export_run(argc, argv);
 }
 
-static void test_options(void **state)
+TEST(test_options)
 {
-    (void)state;
     needs_fork();
     static const char *const wrong[] = {
         "--dtype=bf16 --block=128",
@@ -119,9 +118,8 @@ static void test_options(void **state)
 }
 
 /* Refused before any weight is read, with a message of what is allowed. */
-static void test_shapes(void **state)
+TEST(test_shapes)
 {
-    (void)state;
     needs_fork();
     static const struct {
         int width;
@@ -161,9 +159,8 @@ static void test_shapes(void **state)
     }
 }
 
-static void test_untrained(void **state)
+TEST(test_untrained)
 {
-    (void)state;
     needs_fork();
     Run r;
     open_trained(&r, "bf16", LLAMA);
@@ -190,11 +187,5 @@ static void test_untrained(void **state)
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_trained),
-        cmocka_unit_test(test_options),
-        cmocka_unit_test(test_shapes),
-        cmocka_unit_test(test_untrained),
-    };
-    return cmocka_run_group_tests(tests, make_root, remove_root);
+    return run_all_tests(make_root, remove_root);
 }

@@ -3,6 +3,7 @@
 #include "model/checkpoint/coded_check.h"
 #include "model/checkpoint/coded_source.h"
 #include "model/checkpoint/convert.h"
+#include "tests/test.h"
 #include "tests/coded.h"
 
 /* The matrix N.weight, whose last blocks of 128 x 128 have 96 columns; codes go through all values
@@ -121,9 +122,8 @@ static double llm(size_t row, size_t col)
     return (double)(product * factor);
 }
 
-static void test_bytes(void **state)
+TEST(test_bytes)
 {
-    (void)state;
     static const char *const dtypes[] = { "F32", "BF16", "F16" };
     static const struct {
         int dims;
@@ -195,9 +195,8 @@ static const void *words_of_bytes(void)
 
 static const int64_t shape_of_it[] = { O, I };
 
-static void test_packed(void **state)
+TEST(test_packed)
 {
-    (void)state;
     const Given codes = { "N.weight_packed", "I32", 2, { O, I / 8 }, words_by_row() };
     const Given shape = { "N.weight_shape", "I64", 1, { 2 }, shape_of_it };
     check_values(write_file((const Given[]){
@@ -247,9 +246,8 @@ static void give_gptq(Given to[5], bool dealt, uint32_t zeros)
     memcpy(to, tensor, sizeof tensor);
 }
 
-static void test_gptq(void **state)
+TEST(test_gptq)
 {
-    (void)state;
     for (int dealt = 0; dealt < 2; dealt++) {
         Given tensor[5];
         give_gptq(tensor, dealt, 0x77777777);
@@ -267,9 +265,8 @@ static void read_all(const Given *tensor)
     coded_source_read(values, &f, 1, "N.weight", O, I, 0, O * I);
 }
 
-static void test_refusals(void **state)
+TEST(test_refusals)
 {
-    (void)state;
     needs_fork();
     static const int64_t other[] = { O, I + 1 };
     const Given codes = { "N.weight", "F8_E4M3", 2, { O, I }, bytes_given() };
@@ -321,9 +318,8 @@ static void test_refusals(void **state)
 }
 
 /* Scales of each layout against each coding: a message, or NULL if they fit. */
-static void test_codings(void **state)
+TEST(test_codings)
 {
-    (void)state;
     needs_fork();
     const void *scales = scales_in("F32", O * 11), *zeros = keep(O * I);
     const Given bytes = { "N.weight", "F8_E4M3", 2, { O, I }, zeros };
@@ -401,9 +397,8 @@ static void test_codings(void **state)
     release();
 }
 
-static void test_gptq_codings(void **state)
+TEST(test_gptq_codings)
 {
-    (void)state;
     needs_fork();
     for (int dealt = 0; dealt < 2; dealt++)
         for (int ordered = 0; ordered < 2; ordered++) {
@@ -434,9 +429,8 @@ static void test_gptq_codings(void **state)
 }
 
 /* Tensors next to a matrix without codes, or unknown to its kind, are not used. */
-static void test_strangers(void **state)
+TEST(test_strangers)
 {
-    (void)state;
     const Given plain = { "N.weight", "BF16", 2, { 2, 2 }, "1234567" },
                 codes = { "N.weight", "I8", 2, { 2, 2 }, "123" };
     const Given scale = { "N.weight_scale", "BF16", 2, { 2, 1 }, "123" },
@@ -491,9 +485,8 @@ static void check_run(const char *folder, const char *plain, DType master)
     close_run(&other);
 }
 
-static void test_folders(void **state)
+TEST(test_folders)
 {
-    (void)state;
     for (int i = 0; i < NUM_KINDS; i++) {
         const char *source = save_wide(QWEN3), *folder = lasting(text("%s/folder%d", root, i));
         const char *plain = lasting(text("%s/plain%d", root, i));
@@ -514,11 +507,5 @@ static void test_folders(void **state)
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bytes),     cmocka_unit_test(test_packed),
-        cmocka_unit_test(test_gptq),      cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_codings),   cmocka_unit_test(test_gptq_codings),
-        cmocka_unit_test(test_strangers), cmocka_unit_test(test_folders),
-    };
-    return cmocka_run_group_tests(tests, make_root, remove_root);
+    return run_all_tests(make_root, remove_root);
 }

@@ -1,13 +1,13 @@
 /* Collectives, on any number of ranks: values, the same bits on every rank, the same bits again. */
 #include "kernels/runtime/watchdog.h"
 #include "kernels/runtime/watchdog_marks.h"
+#include "tests/test.h"
 #include "tests/kit.h"
 
 #include "tests/ranks.h"
 
-static void test_host_values(void **state)
+TEST(test_host_values)
 {
-    (void)state;
     const int W = comm_size(), own = comm_rank();
     assert_true(own >= 0 && own < W && comm_local_rank() < comm_local_size() &&
                 comm_local_size() <= W);
@@ -28,9 +28,8 @@ static void test_host_values(void **state)
 }
 
 /* Any number of bytes, and only within a group. */
-static void test_gather(void **state)
+TEST(test_gather)
 {
-    (void)state;
     const int W = comm_size(), shards = W > 2 ? W / 2 : W;
     unsigned char own[7], all[7 * 64];
     assert_true(W <= 64);
@@ -73,9 +72,8 @@ static void all_reduce_case(Format f, int n)
     release();
 }
 
-static void test_all_reduce(void **state)
+TEST(test_all_reduce)
 {
-    (void)state;
     static const int sizes[] = { 1, 3, 1000, (1 << 20) + (1 << 18) + 5 };
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         all_reduce_case((Format){ F32, 0 }, sizes[i]);
@@ -134,18 +132,16 @@ static void groups_case(int shards)
     release();
 }
 
-static void test_groups(void **state)
+TEST(test_groups)
 {
-    (void)state;
     for (int shards = comm_size(); shards > 0; shards /= 2)
         groups_case(shards);
 }
 
 /* Ranks of one tensor coordinate, which are not consecutive: a sum, and a gather in the order of
  * ranks. */
-static void test_strided_group(void **state)
+TEST(test_strided_group)
 {
-    (void)state;
     const int W = comm_size();
     if (W % 2 != 0)
         return;
@@ -292,9 +288,8 @@ static void uneven_case(int context)
     release();
 }
 
-static void test_exchange(void **state)
+TEST(test_exchange)
 {
-    (void)state;
     for (int context = 1; context <= comm_size(); context *= 2) {
         divide(mesh(1, context, 1));
         for (int shared = 1; shared <= context; shared *= 2) {
@@ -339,9 +334,8 @@ static void message_case(int stages, Format f)
     release();
 }
 
-static void test_messages(void **state)
+TEST(test_messages)
 {
-    (void)state;
     for (int stages = 2; stages <= comm_size(); stages *= 2) {
         message_case(stages, (Format){ F32, 0 });
         message_case(stages, (Format){ BF16, 0 });
@@ -350,9 +344,8 @@ static void test_messages(void **state)
 }
 
 /* After a stop, a second stop does not wait. */
-static void test_watchdog_stops(void **state)
+TEST(test_watchdog_stops)
 {
-    (void)state;
     watchdog_start(60);
     watchdog_mark("a test", -1);
     watchdog_stop();
@@ -363,12 +356,6 @@ static void test_watchdog_stops(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_host_values),   cmocka_unit_test(test_gather),
-        cmocka_unit_test(test_all_reduce),    cmocka_unit_test(test_groups),
-        cmocka_unit_test(test_strided_group), cmocka_unit_test(test_exchange),
-        cmocka_unit_test(test_messages),      cmocka_unit_test(test_watchdog_stops)
-    };
     start_ranks(&argc, &argv);
-    return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
+    return finish_ranks(run_all_tests(NULL, NULL));
 }

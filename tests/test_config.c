@@ -7,11 +7,8 @@
 #include "model/keys/key.h"
 #include "model/keys/value.h"
 #include "model/keys/value_print.h"
+#include "tests/test.h"
 #include "tests/try_config.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <cmocka.h>
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,9 +17,8 @@
 
 /* ---- valid configurations -------------------------------------------------------------------- */
 
-static void test_defaults(void **state)
+TEST(test_defaults)
 {
-    (void)state;
     try_write(try_path, try_complete);
     Config *c = try_load(2, NULL, NULL, NULL, NULL);
     const ModelConfig *m = &c->model;
@@ -55,9 +51,8 @@ static void test_defaults(void **state)
     config_free(c);
 }
 
-static void test_values(void **state)
+TEST(test_values)
 {
-    (void)state;
     try_write_changed("paths", "paths: b.npy");
     Config *c = try_load(1, "--max_duration=2e12T", "--optimizer={betas: [0, .5], eps: 1E-8}",
                          "--save-overwrite", "--stop_at=1_000");
@@ -137,9 +132,8 @@ static void test_values(void **state)
     config_free(c);
 }
 
-static void test_datasets_and_formats(void **state)
+TEST(test_datasets_and_formats)
 {
-    (void)state;
     try_write(try_path, try_complete);
     Config *c =
         try_load(1, "--data={paths: null, datasets: {zebra: [z.npy], ape: [a.npy, b.npy]}}",
@@ -159,9 +153,8 @@ static void test_datasets_and_formats(void **state)
 }
 
 /* OLMo's should_checkpoint_block (olmo/model.py): block i % n == 0, or != 0. */
-static void test_recompute(void **state)
+TEST(test_recompute)
 {
-    (void)state;
     static const struct {
         const char *word;
         int n;
@@ -190,9 +183,8 @@ static void test_recompute(void **state)
 }
 
 /* A recipe is changed exactly if one of its columns has another value than its row. */
-static void test_changed_recipe(void **state)
+TEST(test_changed_recipe)
 {
-    (void)state;
     static const char *const formats[] = { "f32", "bf16", "e5m2" };
     Settings *s = calloc(1, sizeof *s);
     int columns = 0, changes = 0;
@@ -215,9 +207,8 @@ static void test_changed_recipe(void **state)
 }
 
 /* Which ranks share a copy of the model, what they keep, and the format of gradient sums. */
-static void test_strategies(void **state)
+TEST(test_strategies)
 {
-    (void)state;
     static const struct {
         const char *a, *b;
         int shard_ranks;
@@ -275,9 +266,8 @@ static void test_strategies(void **state)
 }
 
 /* A shell does not replace ~/ after --key=. */
-static void test_home(void **state)
+TEST(test_home)
 {
-    (void)state;
     char made[128];
     try_write(try_path, try_complete);
     setenv("HOME", try_folder, 1);
@@ -292,9 +282,8 @@ static void test_home(void **state)
 
 /* Validation sets are packed like the training data by default, and a run's own file has all
  * settings. */
-static void test_packing(void **state)
+TEST(test_packing)
 {
-    (void)state;
     try_write(try_path, try_complete);
     Config *c = try_load(1, "--data.packing=best_fit", "--data.document_boundaries=metadata",
                          "--data.long_documents=split",
@@ -330,9 +319,8 @@ static void test_packing(void **state)
     config_free(c);
 }
 
-static void test_published(void **state)
+TEST(test_published)
 {
-    (void)state;
     try_write(try_path, try_published);
     Config *c = try_load(4, "--recipe=bf16", NULL, NULL, NULL);
     assert_true(c->model.mlp_width == 256 && !c->model.norm_affine &&
@@ -355,9 +343,8 @@ static void test_published(void **state)
 }
 
 /* One warning names settings without effect. */
-static void test_warning(void **state)
+TEST(test_warning)
 {
-    (void)state;
     char message[8192];
     try_write(try_path, try_published);
     assert_true(
@@ -394,9 +381,8 @@ static void test_warning(void **state)
 
 /* ---- Hugging Face ---------------------------------------------------------------------------- */
 
-static void test_hf(void **state)
+TEST(test_hf)
 {
-    (void)state;
     char from[128];
     snprintf(from, sizeof from, "--load_path=%s", try_folder);
     try_write_hf("{" TRY_LLAMA
@@ -451,18 +437,5 @@ static void test_hf(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_defaults),
-        cmocka_unit_test(test_values),
-        cmocka_unit_test(test_datasets_and_formats),
-        cmocka_unit_test(test_recompute),
-        cmocka_unit_test(test_changed_recipe),
-        cmocka_unit_test(test_strategies),
-        cmocka_unit_test(test_home),
-        cmocka_unit_test(test_packing),
-        cmocka_unit_test(test_published),
-        cmocka_unit_test(test_warning),
-        cmocka_unit_test(test_hf),
-    };
-    return cmocka_run_group_tests(tests, try_make_folder, try_remove_folder);
+    return run_all_tests(try_make_folder, try_remove_folder);
 }

@@ -1,11 +1,8 @@
 /* Every kind of mistake in a configuration: the message names the place, what was found and what
  * was expected. */
 #include "model/config/check_tensor_ranks.h"
+#include "tests/test.h"
 #include "tests/try_config.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <cmocka.h>
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,9 +34,8 @@ static void check_mistakes(const Mistake *m, size_t count)
 }
 #define CHECK_MISTAKES(list) check_mistakes(list, sizeof list / sizeof *list)
 
-static void test_unknown_keys(void **state)
+TEST(test_unknown_keys)
 {
-    (void)state;
     static const Mistake list[] = {
         { "seed", "sead: 1", "sead seed" },
         { "learning_rate", "learning_rat: 1", "optimizer.learning_rat optimizer.learning_rate" },
@@ -58,9 +54,8 @@ static void test_unknown_keys(void **state)
     CHECK_MISTAKES(list);
 }
 
-static void test_wrong_values(void **state)
+TEST(test_wrong_values)
 {
-    (void)state;
     static const Mistake list[] = {
         { "n_layers", "n_layers: two", "model.n_layers 1 10000 two" },
         { "n_layers", "n_layers: 2.5", "n_layers 2.5" },
@@ -107,9 +102,8 @@ static void test_wrong_values(void **state)
     CHECK_MISTAKES(list);
 }
 
-static void test_unsupported(void **state)
+TEST(test_unsupported)
 {
-    (void)state;
     static const Mistake list[] = {
         { "qkv_bias", "mlp_hidden_size: 100", "model.mlp_hidden_size 50 16 48 64" },
         { "layer_norm_type", "layer_norm_type: group",
@@ -138,9 +132,8 @@ static void test_unsupported(void **state)
 }
 
 /* Keys of OLMo and COAT: the message names the script that converts their files. */
-static void test_foreign(void **state)
+TEST(test_foreign)
 {
-    (void)state;
     static const Mistake list[] = {
         { NULL, "precision: amp_bf16", "precision scripts/convert_config.py" },
         { NULL, "wandb: {project: x}", "wandb scripts/convert_config.py" },
@@ -159,9 +152,8 @@ static void test_foreign(void **state)
     CHECK_MISTAKES(list);
 }
 
-static void test_combinations(void **state)
+TEST(test_combinations)
 {
-    (void)state;
     static const Mistake list[] = {
         { "n_heads", "n_heads: 5", "model.d_model 64 model.n_heads 5 60 65 model.head_dim" },
         { "qkv_bias", "n_kv_heads: 3", "model.n_heads 4 model.n_kv_heads 3" },
@@ -208,9 +200,8 @@ static void refuse_all(const Refused *list, size_t count)
     }
 }
 
-static void test_model_arguments(void **state)
+TEST(test_model_arguments)
 {
-    (void)state;
     static const Refused list[] = {
         { 1, "--model.multi_query_attention", "--model.n_kv_heads=2",
           "n_kv_heads model.n_kv_heads 2" },
@@ -254,9 +245,8 @@ static void test_model_arguments(void **state)
 
 #define SIXTY_ZEROS "000000000000000000000000000000000000000000000000000000000000"
 
-static void test_arguments(void **state)
+TEST(test_arguments)
 {
-    (void)state;
     static const Refused list[] = {
         { 1, "--max_duratoin=3", NULL, "--max_duratoin=3 max_duratoin max_duration" },
         { 1, "--model.n_layers=x", NULL, "--model.n_layers=x model.n_layers" },
@@ -305,9 +295,8 @@ static void test_arguments(void **state)
 }
 
 /* How ranks are divided into replicas, shards, and ranks that share sequences. */
-static void test_groups(void **state)
+TEST(test_groups)
 {
-    (void)state;
     static const Refused list[] = {
         { 4, "--fsdp.sharding_strategy=HYBRID_SHARD", "--fsdp.hybrid_sharding_num_model_replicas=3",
           "4 3 fsdp.hybrid_sharding_num_model_replicas" },
@@ -342,9 +331,8 @@ static void test_groups(void **state)
 }
 
 /* Parts of a matrix without whole blocks of NF4. */
-static void test_parts_of_nf4(void **state)
+TEST(test_parts_of_nf4)
 {
-    (void)state;
     Config c;
     ModelConfig m = with_adapters(architecture(LLAMA), 4, ALL_MODULES, BASE_NF4);
     m.max_sequence_length = 32;
@@ -359,9 +347,8 @@ static void test_parts_of_nf4(void **state)
 }
 
 /* Ranks that compute layers together, and stages. */
-static void test_layers_and_stages(void **state)
+TEST(test_layers_and_stages)
 {
-    (void)state;
     static const Refused list[] = {
         { 3, "--parallelism.tensor=2", NULL, "parallelism.tensor 2 3 ranks" },
         { 8, "--parallelism.tensor=8", NULL, "parallelism.tensor 8 4 heads" },
@@ -406,9 +393,8 @@ static void test_layers_and_stages(void **state)
 }
 
 /* OmegaConf's references, names of list elements, and texts that no YAML file may have. */
-static void test_texts(void **state)
+TEST(test_texts)
 {
-    (void)state;
     static const Refused list[] = {
         { 1, "--save_folder=runs/${run_name}", NULL,
           "runs/${run_name} save_folder scripts/convert_config.py" },
@@ -435,9 +421,8 @@ static void test_texts(void **state)
     refuse_all(list, sizeof list / sizeof *list);
 }
 
-static void test_files(void **state)
+TEST(test_files)
 {
-    (void)state;
     char message[8192], expected[256];
     static const struct {
         const char *text, *names;
@@ -473,9 +458,8 @@ static void test_files(void **state)
 
 /* ---- Hugging Face folders -------------------------------------------------------------------- */
 
-static void test_hf_refused(void **state)
+TEST(test_hf_refused)
 {
-    (void)state;
     static const struct {
         const char *json, *names;
     } list[] = {
@@ -501,9 +485,8 @@ static void test_hf_refused(void **state)
 }
 
 /* The folder that a run started from is needed only if there is no checkpoint to continue from. */
-static void test_hf_gone(void **state)
+TEST(test_hf_gone)
 {
-    (void)state;
     char place[128], name[128], message[8192];
     snprintf(place, sizeof place, "--save_folder=%s/run", try_folder);
     try_write_hf("{" TRY_LLAMA "}");
@@ -528,21 +511,5 @@ static void test_hf_gone(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_unknown_keys),
-        cmocka_unit_test(test_wrong_values),
-        cmocka_unit_test(test_unsupported),
-        cmocka_unit_test(test_foreign),
-        cmocka_unit_test(test_combinations),
-        cmocka_unit_test(test_arguments),
-        cmocka_unit_test(test_groups),
-        cmocka_unit_test(test_parts_of_nf4),
-        cmocka_unit_test(test_layers_and_stages),
-        cmocka_unit_test(test_texts),
-        cmocka_unit_test(test_model_arguments),
-        cmocka_unit_test(test_files),
-        cmocka_unit_test(test_hf_refused),
-        cmocka_unit_test(test_hf_gone),
-    };
-    return cmocka_run_group_tests(tests, try_make_folder, try_remove_folder);
+    return run_all_tests(try_make_folder, try_remove_folder);
 }

@@ -2,11 +2,8 @@
  * that the run saves; and refusals, with the file, the key, what was found and what was
  * expected. */
 #include "model/formats/hf.h"
+#include "tests/test.h"
 #include "tests/try_config.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <cmocka.h>
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -155,9 +152,8 @@ static void check_written(const Case *k, const json_t *was, json_t *now)
 
 /* config.json -> run -> config.json: the same class, the same values; and the run's own text gives
  * the same model. */
-static void test_round_trip(void **state)
+TEST(test_round_trip)
 {
-    (void)state;
     for (int i = 0; i < CASES; i++) {
         Config *c = load_case(cases[i].json);
         json_t *was = json_load_file(path, 0, NULL), *now = hf_config(&c->model, F32);
@@ -187,9 +183,8 @@ static void test_round_trip(void **state)
 
 /* Without architectures, as in a configuration saved without a model, model_type gives the
  * class. */
-static void test_model_type(void **state)
+TEST(test_model_type)
 {
-    (void)state;
     for (int i = 0; i < CASES; i++) {
         Config *c = load_case(cases[i].json);
         ModelConfig again = { 0 };
@@ -206,9 +201,8 @@ static void test_model_type(void **state)
 /* transformers 4 and 5 read the same from the written file: 4 reads rope_theta and rope_scaling; 5
  * reads them too, but uses rope_theta for blocks of full attention only if rope_parameters do not
  * have it for both. */
-static void test_both_spellings(void **state)
+TEST(test_both_spellings)
 {
-    (void)state;
     Config *c = load_case(OLMO3 ", \"rope_theta\": 7e5, \"rope_scaling\": {" YARN "}");
     json_t *j = hf_config(&c->model, BF16), *types = json_object_get(j, "rope_parameters");
     json_t *full = json_object_get(types, "full_attention"),
@@ -235,9 +229,8 @@ static void test_both_spellings(void **state)
 
 /* The interval that no_rope_layers means; and what is written means the same, with the list and
  * without it. */
-static void test_no_rope(void **state)
+TEST(test_no_rope)
 {
-    (void)state;
     static const struct {
         const char *json;
         int interval;
@@ -272,9 +265,8 @@ static void test_no_rope(void **state)
 
 /* A setting that changes a loaded model: the class stays if it computes the result, else another
  * class is found or none. */
-static void test_changed(void **state)
+TEST(test_changed)
 {
-    (void)state;
     config_free(load_case(MISTRAL ", \"sliding_window\": 7"));
     Config *c = try_load(1, from, "--model.sliding_window=null", NULL, NULL);
     assert_string_equal(architecture_of(&c->model)->class, "MistralForCausalLM");
@@ -319,9 +311,8 @@ static void refuse_all(const Refused *list, size_t count)
     }
 }
 
-static void test_refused(void **state)
+TEST(test_refused)
 {
-    (void)state;
     static const Refused list[] = {
         { LLAMA ", \"rms_norm_eps\": -1e-6", "rms_norm_eps 0 1 -1e-6" },
         { LLAMA ", \"num_hidden_layers\": 134217728", "num_hidden_layers 1 10000 134217728" },
@@ -352,9 +343,8 @@ static void test_refused(void **state)
 }
 
 /* Rotary embeddings. */
-static void test_rope_refused(void **state)
+TEST(test_rope_refused)
 {
-    (void)state;
     static const Refused list[] = {
         { LLAMA ", \"rope_theta\": -1", "rope_theta 1 1e+12 -1" },
         { LLAMA ", \"rope_parameters\": {\"rope_theta\": \"x\"}", "rope_theta 1 1e+12" },
@@ -389,9 +379,8 @@ static void test_rope_refused(void **state)
 }
 
 /* Keys of classes: windows, layers, and heads whose number they give. */
-static void test_classes_refused(void **state)
+TEST(test_classes_refused)
 {
-    (void)state;
     static const Refused list[] = {
         { QWEN3 ", \"use_sliding_window\": 1", "use_sliding_window 1" },
         { SIZES("OlmoForCausalLM", 2) ", \"clip_qkv\": -8", "clip_qkv 0" },
@@ -420,9 +409,8 @@ static void test_classes_refused(void **state)
 }
 
 /* Ids beyond the vocabulary are not used. */
-static void test_ids(void **state)
+TEST(test_ids)
 {
-    (void)state;
     char message[8192];
     snprintf(from, sizeof from, "--load_path=%s", try_folder);
     try_write_hf("{" LLAMA ", \"eos_token_id\": 90, \"pad_token_id\": -1}");
@@ -433,12 +421,5 @@ static void test_ids(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip),      cmocka_unit_test(test_model_type),
-        cmocka_unit_test(test_both_spellings),  cmocka_unit_test(test_no_rope),
-        cmocka_unit_test(test_changed),         cmocka_unit_test(test_ids),
-        cmocka_unit_test(test_refused),         cmocka_unit_test(test_rope_refused),
-        cmocka_unit_test(test_classes_refused),
-    };
-    return cmocka_run_group_tests(tests, try_make_folder, try_remove_folder);
+    return run_all_tests(try_make_folder, try_remove_folder);
 }

@@ -1,11 +1,8 @@
 /* Keys of models with images and of their data: read, written and read again, and every refusal. */
 #include "model/formats/adapter.h"
 #include "model/shape/architecture.h"
+#include "tests/test.h"
 #include "tests/try_config.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <cmocka.h>
 
 #include <jansson.h>
 #include <stdlib.h>
@@ -45,9 +42,8 @@ static void check(const Config *c)
     assert_true(c->optimizer.projector_lr == 2e-5);
 }
 
-static void test_keys(void **state)
+TEST(test_keys)
 {
-    (void)state;
     write_file(SEEING "  projector: linear\n  projector_bias: false\n", DATA,
                "optimizer: {learning_rate: 1e-4, projector_learning_rate: 2e-5}\n"
                "evaluators:\n- label: v\n  data: {paths: [b.npy], image_paths: [b.index], "
@@ -61,9 +57,8 @@ static void test_keys(void **state)
     config_free(c);
 }
 
-static void test_defaults(void **state)
+TEST(test_defaults)
 {
-    (void)state;
     write_file(SEEING, "", "");
     Config *c = try_load(1, NULL, NULL, NULL, NULL);
     assert_int_equal(c->model.image.projector, PROJECTOR_MLP);
@@ -88,9 +83,8 @@ static void test_defaults(void **state)
     config_free(c);
 }
 
-static void test_refused(void **state)
+TEST(test_refused)
 {
-    (void)state;
     static const struct {
         const char *model, *data, *more, *text;
     } cases[] = {
@@ -175,9 +169,8 @@ static void write_run(void)
 
 /* PEFT's folders have a regular expression, so that the tower has no adapters; one of them saves
  * the projector. */
-static void test_adapters_read(void **state)
+TEST(test_adapters_read)
 {
-    (void)state;
     write_run();
     Config *c = try_load(1, GOLDEN "lora/llava-llama", NULL, NULL, NULL);
     assert_true(c->model.lora.projector && c->model.lora.rank == 4);
@@ -214,18 +207,16 @@ static void check_written(const char *more, bool projector)
     config_free(c);
 }
 
-static void test_adapters_written(void **state)
+TEST(test_adapters_written)
 {
-    (void)state;
     write_run();
     check_written(NULL, true);
     check_written("--lora.projector=false", false);
 }
 
 /* Adapters of the tower, and other modules that are trained whole. */
-static void test_adapters_refused(void **state)
+TEST(test_adapters_refused)
 {
-    (void)state;
     static const struct {
         const char *modules, *saved, *header, *text;
     } cases[] = {
@@ -272,11 +263,5 @@ static void test_adapters_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_keys),
-                                        cmocka_unit_test(test_defaults),
-                                        cmocka_unit_test(test_refused),
-                                        cmocka_unit_test(test_adapters_read),
-                                        cmocka_unit_test(test_adapters_written),
-                                        cmocka_unit_test(test_adapters_refused) };
-    return cmocka_run_group_tests(tests, try_make_folder, try_remove_folder);
+    return run_all_tests(try_make_folder, try_remove_folder);
 }

@@ -4,11 +4,8 @@
  * known. And the defaults of transformers for missing keys. */
 #include "model/formats/hf.h"
 #include "model/formats/hf_keys.h"
+#include "tests/test.h"
 #include "tests/try_config.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <cmocka.h>
 
 #include <math.h>
 #include <stdio.h>
@@ -169,9 +166,8 @@ static int check_class(const Architecture *a, json_t *c)
     return count;
 }
 
-static void test_every_key(void **state)
+TEST(test_every_key)
 {
-    (void)state;
     assert_true(for_each(check_class) > 1200);
 }
 
@@ -209,16 +205,14 @@ static int check_defaults(const Architecture *a, json_t *c)
     return count;
 }
 
-static void test_defaults(void **state)
+TEST(test_defaults)
 {
-    (void)state;
     for_each(check_defaults);
 }
 
 /* Every class that the program reads is in the file, and every key has one row per class. */
-static void test_complete(void **state)
+TEST(test_complete)
 {
-    (void)state;
     const char *version;
     json_t *classes;
     json_object_foreach(golden, version, classes)
@@ -246,10 +240,5 @@ static int open_golden(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_complete),
-        cmocka_unit_test(test_every_key),
-        cmocka_unit_test(test_defaults),
-    };
-    return cmocka_run_group_tests(tests, open_golden, try_remove_folder);
+    return run_all_tests(open_golden, try_remove_folder);
 }

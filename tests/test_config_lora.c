@@ -1,9 +1,6 @@
 /* Adapters in the configuration: every key, every refusal; folders of adapters, PEFT's and ours, as
  * load_path; and the adapter_config.json that is written. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
-#include <cmocka.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -13,6 +10,7 @@
 #include <unistd.h>
 
 #include "model/formats/adapter.h"
+#include "tests/test.h"
 #include "tests/try_config.h"
 
 /* A model of 2 blocks, with half as many heads for keys and values. */
@@ -85,9 +83,8 @@ static void check_targets(const Lora *l, const char *letters)
         assert_int_equal(l->target[k], strchr(letters, "qkvogud"[k]) != NULL);
 }
 
-static void test_keys(void **state)
+TEST(test_keys)
 {
-    (void)state;
     Config *c = load(load_base, NULL, NULL, NULL);
     assert_true(c->model.lora.rank == 0 && c->model.lora.base == BASE_AS_FROZEN &&
                 !c->model.lora.base_path);
@@ -134,9 +131,8 @@ static void test_keys(void **state)
 }
 
 /* bf16 is a format of frozen weights; without adapters it has no effect. */
-static void test_base(void **state)
+TEST(test_base)
 {
-    (void)state;
     Config *c = load(load_base, "--lora.rank=2", "--recipe=f32", NULL);
     assert_true(c->recipe.frozen.dtype == F32 && c->model.lora.base == BASE_AS_FROZEN);
     config_free(c);
@@ -174,9 +170,8 @@ static void test_base(void **state)
 }
 
 /* For a folder saved in 4 bits by bitsandbytes, adapters need no such setting. */
-static void test_quantized(void **state)
+TEST(test_quantized)
 {
-    (void)state;
     static const struct {
         const char *quantized, *given;
         BaseFormat base;
@@ -210,9 +205,8 @@ static void test_quantized(void **state)
     write_file(base, "config.json", BASE);
 }
 
-static void test_refused(void **state)
+TEST(test_refused)
 {
-    (void)state;
     static const struct {
         const char *argument, *names;
     } list[] = {
@@ -244,9 +238,8 @@ static void test_refused(void **state)
 }
 
 /* Settings that contradict adapters, or leave them without a base. */
-static void test_together(void **state)
+TEST(test_together)
 {
-    (void)state;
     char message[4096], both[256], saved[sizeof try_path];
     snprintf(
         both, sizeof both,
@@ -284,9 +277,8 @@ static void test_together(void **state)
     strcpy(try_path, saved);
 }
 
-static void test_peft_folders(void **state)
+TEST(test_peft_folders)
 {
-    (void)state;
 #define BLOCK0 "\"model.layers.0.self_attn.q_proj\", \"layers.0.mlp.up_proj\""
 #define BLOCK1 "\"1.self_attn.q_proj\", \"model.layers.1.mlp.up_proj\""
     static const struct {
@@ -320,9 +312,8 @@ static void test_peft_folders(void **state)
 }
 
 /* The base is elsewhere; if its name is on the hub, or missing, its path must be given. */
-static void test_where_the_base_is(void **state)
+TEST(test_where_the_base_is)
 {
-    (void)state;
     char message[4096], other[160], missing[160];
     snprintf(other, sizeof other, "--lora.base_path=%s", base);
     write_file(adapter, "adapter_config.json",
@@ -354,9 +345,8 @@ static void test_where_the_base_is(void **state)
 
 #define ALSO(key, value) "{\"peft_type\": \"LORA\", \"" key "\": " value NUMBERS TARGETS BESIDE "}"
 
-static void test_peft_refused(void **state)
+TEST(test_peft_refused)
 {
-    (void)state;
     static const struct {
         const char *json, *names;
     } list[] = {
@@ -415,9 +405,8 @@ static void test_peft_refused(void **state)
 
 /* Settings with a folder of adapters may only repeat its values; and the folder must be
  * complete. */
-static void test_contradicted(void **state)
+TEST(test_contradicted)
 {
-    (void)state;
     char message[4096], command[256];
     write_file(adapter, "adapter_config.json", PEFT(NUMBERS TARGETS BESIDE));
     static const char *const others[] = { "rank=8", "alpha=4", "use_rslora=true",
@@ -466,9 +455,8 @@ static void save_step(void)
 }
 
 /* Adapters saved by a run have the settings of their training, and a resume needs no others. */
-static void test_ours(void **state)
+TEST(test_ours)
 {
-    (void)state;
     save_step();
     char path[256];
     snprintf(path, sizeof path, "%s/adapter_config.json", step);
@@ -511,9 +499,8 @@ static void test_ours(void **state)
 }
 
 /* A run of the whole model cannot be continued with adapters. */
-static void test_other_run(void **state)
+TEST(test_other_run)
 {
-    (void)state;
     char command[512], message[4096], saved[sizeof try_path];
     snprintf(command, sizeof command, "cd %s && rm adapter_config.json", step);
     assert_int_equal(system(command), 0);
@@ -530,9 +517,8 @@ static void test_other_run(void **state)
 }
 
 /* Without a file a run has the learning rate for adapters. */
-static void test_rate(void **state)
+TEST(test_rate)
 {
-    (void)state;
     char saved[sizeof try_path];
     strcpy(saved, try_path);
     write_file(adapter, "adapter_config.json", PEFT(NUMBERS TARGETS BESIDE));
@@ -557,13 +543,5 @@ static void test_rate(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_keys),         cmocka_unit_test(test_base),
-        cmocka_unit_test(test_refused),      cmocka_unit_test(test_together),
-        cmocka_unit_test(test_peft_folders), cmocka_unit_test(test_where_the_base_is),
-        cmocka_unit_test(test_peft_refused), cmocka_unit_test(test_contradicted),
-        cmocka_unit_test(test_ours),         cmocka_unit_test(test_other_run),
-        cmocka_unit_test(test_rate),         cmocka_unit_test(test_quantized),
-    };
-    return cmocka_run_group_tests(tests, begin, try_remove_folder);
+    return run_all_tests(begin, try_remove_folder);
 }

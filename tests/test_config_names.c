@@ -1,11 +1,8 @@
 /* Keys by another name: the same configuration, in files and on the command line, with one warning
  * if the name is of an earlier version; two names of a key are an error. Saved runs of earlier
  * versions: test_verify.c and test_load_folder.c. */
+#include "tests/test.h"
 #include "tests/try_config.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <cmocka.h>
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -78,9 +75,8 @@ static void check_same(int i, const char *argument, const char *text)
     try_names(said, names);
 }
 
-static void test_same(void **state)
+TEST(test_same)
 {
-    (void)state;
     for (int i = 0; i < COUNT; i++) {
         char said[8192];
         char *argument = argument_of(list[i].section, list[i].key, list[i].value);
@@ -108,9 +104,8 @@ static void test_same(void **state)
 }
 
 /* The command line replaces the file's value, whatever each of both calls the key. */
-static void test_override(void **state)
+TEST(test_override)
 {
-    (void)state;
     for (int i = 0; i < COUNT; i++)
         for (int old = 0; old < 2; old++) {
             const char *const section[2] = { list[i].section, list[i].old_section };
@@ -130,9 +125,8 @@ static void test_override(void **state)
 }
 
 /* Both names in the file, or both on the command line. */
-static void test_both(void **state)
+TEST(test_both)
 {
-    (void)state;
     for (int i = 0; i < COUNT; i++) {
         char said[8192], names[512];
         char *own = argument_of(list[i].section, list[i].key, list[i].value);
@@ -163,9 +157,8 @@ static void test_both(void **state)
 }
 
 /* Saved configurations list all columns of a recipe, most as null, which needs no warning. */
-static void test_null(void **state)
+TEST(test_null)
 {
-    (void)state;
     char said[8192];
     try_write_changed(
         NULL, "format: {keep: null, recompute: null, forward: null, fast: null, scales: null}");
@@ -178,9 +171,8 @@ static void test_null(void **state)
 }
 
 /* torchtitan's -1: all ranks, or those that the replicas leave. */
-static void test_left(void **state)
+TEST(test_left)
 {
-    (void)state;
     static const struct {
         const char *replicate;
         int shards;
@@ -205,9 +197,8 @@ static void test_left(void **state)
 
 /* The file of a run of an earlier version, or of a checkpoint, has its names: nothing is
  * printed. */
-static void test_own_file(void **state)
+TEST(test_own_file)
 {
-    (void)state;
     static const char *const signs[] = { "trainer.json", "metrics.jsonl" };
     char said[8192], saved[sizeof try_path], sign[sizeof try_path];
     strcpy(saved, try_path);
@@ -229,9 +220,8 @@ static void test_own_file(void **state)
 }
 
 /* PEFT's name of a key that has one value. */
-static void test_dropout(void **state)
+TEST(test_dropout)
 {
-    (void)state;
     char said[8192];
     try_write(try_path, try_complete);
     assert_true(try_printed(said, sizeof said, 2, 1, "--lora.lora_dropout=0.0", NULL));
@@ -241,9 +231,8 @@ static void test_dropout(void **state)
 }
 
 /* --help of the other name explains the key, and every key of the list is in the table. */
-static void test_help(void **state)
+TEST(test_help)
 {
-    (void)state;
     char said[8192];
     for (int i = 0; i < COUNT; i++) {
         char *argument = xasprintf("--help=%s.%s", list[i].old_section, list[i].old_key);
@@ -257,11 +246,5 @@ static void test_help(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same),    cmocka_unit_test(test_override),
-        cmocka_unit_test(test_both),    cmocka_unit_test(test_null),
-        cmocka_unit_test(test_left),    cmocka_unit_test(test_own_file),
-        cmocka_unit_test(test_dropout), cmocka_unit_test(test_help),
-    };
-    return cmocka_run_group_tests(tests, try_make_folder, try_remove_folder);
+    return run_all_tests(try_make_folder, try_remove_folder);
 }

@@ -9,11 +9,8 @@
 #include "model/keys/config_keys.h"
 #include "model/keys/key.h"
 #include "model/keys/yaml.h"
+#include "tests/test.h"
 #include "tests/try_config.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <cmocka.h>
 
 #include <glob.h>
 #include <jansson.h>
@@ -51,9 +48,8 @@ static void check_reload(Config *c)
     config_free(c);
 }
 
-static void test_reload(void **state)
+TEST(test_reload)
 {
-    (void)state;
     try_write(try_path, try_complete);
     check_reload(try_load(1, NULL, NULL, NULL, NULL));
     try_write(try_path, try_published);
@@ -78,9 +74,8 @@ static void test_reload(void **state)
 
 /* Names, labels and paths with characters that have a meaning in YAML, or need escapes: each is
  * read back unchanged. */
-static void test_reload_texts(void **state)
+TEST(test_reload_texts)
 {
-    (void)state;
     static const char *const pieces[] = {
         "a",
         "B c",
@@ -172,9 +167,8 @@ static void test_reload_texts(void **state)
 
 /* The file of a run as it was written before keys of OLMo and COAT left the program
  * (tests/configs/README.md). */
-static void test_reload_old(void **state)
+TEST(test_reload_old)
 {
-    (void)state;
     char message[4096], saved[sizeof try_path], *text = NULL;
     size_t size = 0;
     strcpy(saved, try_path);
@@ -194,9 +188,8 @@ static void test_reload_old(void **state)
 
 /* A run's own file with another recipe or seed: derived values follow the new one, the rest
  * stays. */
-static void test_reload_changed(void **state)
+TEST(test_reload_changed)
 {
-    (void)state;
     try_write(try_path, try_complete);
     Config *c =
         try_load(1, "--recipe=bf16", "--format.moment1=bf16", "--format.moment2=bf16", NULL);
@@ -224,9 +217,8 @@ static bool has(const char *path, const char *key)
     "\"text_config\": {\"model_type\": \"llama\", \"eos_token_id\": 2, " TRY_LLAMA "}}"
 
 /* The shipped files and their texts; those that start from a published model get one. */
-static void test_shipped(void **state)
+TEST(test_shipped)
 {
-    (void)state;
     glob_t files;
     char message[8192], load[128];
     int tuned = 0;
@@ -253,9 +245,8 @@ static void test_shipped(void **state)
     globfree(&files);
 }
 
-static void test_table(void **state)
+TEST(test_table)
 {
-    (void)state;
     for (const ConfigKey *k = config_keys; k->name; k++) {
         int type = k->type & TYPE_MASK;
         for (const ConfigKey *other = k + 1; other->name; other++) {
@@ -270,9 +261,8 @@ static void test_table(void **state)
     assert_null(key_find("model"));
 }
 
-static void test_help(void **state)
+TEST(test_help)
 {
-    (void)state;
     static char text[1 << 17];
     char saved[sizeof try_path];
     strcpy(saved, try_path);
@@ -314,9 +304,8 @@ static void test_help(void **state)
     strcpy(try_path, saved);
 }
 
-static void test_help_unknown(void **state)
+TEST(test_help_unknown)
 {
-    (void)state;
     static const struct {
         const char *question, *names;
     } unknown[] = {
@@ -340,9 +329,8 @@ static void test_help_unknown(void **state)
 }
 
 /* The changes that a dry run prints at its start. */
-static void test_changes(void **state)
+TEST(test_changes)
 {
-    (void)state;
     try_write(try_path, try_complete);
     Config *c = try_load(1, "--data.paths=[a.npy, b.npy, c.npy]", "--seed=6198", "--recipe=coat",
                          "--format.att=e4m3/16");
@@ -366,9 +354,8 @@ static void test_changes(void **state)
 }
 
 /* Files warm up from 0 unless their papers say otherwise. */
-static void test_shipped_warmup(void **state)
+TEST(test_shipped_warmup)
 {
-    (void)state;
     static const char *const names[] = { "Llama-2-7B", "Llama-3-8B", "Mistral-7B", "Qwen2.5-7B",
                                          "Qwen3-8B" };
     char saved[sizeof try_path];
@@ -384,9 +371,8 @@ static void test_shipped_warmup(void **state)
 }
 
 /* configs/README.md ends with the table. */
-static void test_readme(void **state)
+TEST(test_readme)
 {
-    (void)state;
     char *table = NULL, *readme = NULL;
     size_t size = 0, length = 0;
     FILE *f = fopen("configs/README.md", "r");
@@ -405,13 +391,5 @@ static void test_readme(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reload),         cmocka_unit_test(test_reload_texts),
-        cmocka_unit_test(test_reload_changed), cmocka_unit_test(test_reload_old),
-        cmocka_unit_test(test_shipped),        cmocka_unit_test(test_table),
-        cmocka_unit_test(test_help),           cmocka_unit_test(test_readme),
-        cmocka_unit_test(test_help_unknown),   cmocka_unit_test(test_changes),
-        cmocka_unit_test(test_shipped_warmup),
-    };
-    return cmocka_run_group_tests(tests, try_make_folder, try_remove_folder);
+    return run_all_tests(try_make_folder, try_remove_folder);
 }

@@ -2,6 +2,7 @@
  * norm in f32, and, if they share the maxima of FP8 operands, the bits of all losses in FP8. On 1,
  * 2 and 4 ranks. */
 #include "model/parallel/context_work.h"
+#include "tests/test.h"
 #include "tests/ranks_parts.h"
 
 /* The rows of a micro-batch are those of no weight, whichever number of ranks shares them. NOTE:
@@ -82,9 +83,8 @@ static void check_f32(const Case *k)
     check_all(k, 1e-6, in_tensor_cores ? 3 * (m.n_heads / m.n_kv_heads) * (T / 8) * 0x1p-24 : 1e-6);
 }
 
-static void test_f32(void **state)
+TEST(test_f32)
 {
-    (void)state;
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
         for (int documents = 0; documents < 2; documents++) {
             check_f32(&(Case){ "f32", a, .documents = documents });
@@ -95,9 +95,8 @@ static void test_f32(void **state)
 }
 
 /* All documents stay in one rank's part, or none does. */
-static void test_documents(void **state)
+TEST(test_documents)
 {
-    (void)state;
     stays = 1;
     for (int all = 0; all < 2; all++) {
         document_length = all ? T / 4 : T;
@@ -108,9 +107,8 @@ static void test_documents(void **state)
 }
 
 /* Blocks that are run again, and attention that stays. */
-static void test_kept(void **state)
+TEST(test_kept)
 {
-    (void)state;
     static const Keep keeps[] = { KEEP_INPUTS, KEEP_BLOCK, KEEP_ATTENTION };
     for (int i = 0; i < 3; i++)
         check_f32(
@@ -136,9 +134,8 @@ static size_t tokens_that_cross(int r, int context)
 
 /* Documents that stay are not sent. To whole sequences go q, k, v and, backward, the output's
  * gradient, q, k, v and the output; back go the output and, backward, the gradients of q, k, v. */
-static void test_bytes(void **state)
+TEST(test_bytes)
 {
-    (void)state;
     const Case k = { "f32", LLAMA, .documents = true };
     const ModelConfig m = model_of(&k);
     stays = 1;
@@ -171,9 +168,8 @@ static void test_bytes(void **state)
  * 2^-6 of them, as the distance of codes is 2^-2, which is sqrt(2^-6 2^-4) = 2^-5 of the tensor.
  * Gradients of the block before differ by as much, and their codes by sqrt(2^-5 2^-2): less than
  * 2^-3. */
-static void test_fp8(void **state)
+TEST(test_fp8)
 {
-    (void)state;
     static const char *const recipes[] = { "bf16", "fp8", "coat", "coat-lean" };
     if (!__real_scale_within_range)
         skip();
@@ -188,10 +184,6 @@ static void test_fp8(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_f32),
-                                        cmocka_unit_test(test_documents),
-                                        cmocka_unit_test(test_kept), cmocka_unit_test(test_bytes),
-                                        cmocka_unit_test(test_fp8) };
     start_ranks(&argc, &argv);
-    return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
+    return finish_ranks(run_all_tests(NULL, NULL));
 }

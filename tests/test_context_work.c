@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "tests/test.h"
 #include "tests/kit.h"
 
 #include "kernels/random.h"
@@ -19,9 +20,8 @@ static int draw(uint64_t seed, int i, int below)
 
 /* A query sees as many keys as there are up to it, or a window of them. The formula has half a key
  * less for each, but for queries with a full window. */
-static void test_pairs(void **state)
+TEST(test_pairs)
 {
-    (void)state;
     ModelConfig m = architecture(LLAMA);
     m.sliding_window = 7;
     m.layer_types = (LayerTypes){ .count = 2, .slides = { true, false } };
@@ -37,9 +37,8 @@ static void test_pairs(void **state)
 /* Llama-3-8B on two ranks. A token has 6 x 128 x (32 + 2 x 8 + 32) bytes; half of them are sent,
  * and each takes as long as 1500 operations. A pair has 7 products of 2 x 128 operations in each of
  * 32 heads. */
-static void test_tokens(void **state)
+TEST(test_tokens)
 {
-    (void)state;
     ModelConfig m = architecture(LLAMA);
     m.n_heads = 32, m.n_kv_heads = 8, m.head_dim = 128;
     assert_true(fabs(context_token_pairs(&m, 2) - 6 * 128 * 80 / 2 * 1500.0 / (7 * 2 * 128 * 32)) <
@@ -80,9 +79,8 @@ static double time_at(const OwnDocument *d, int count, const ContextWork *w, dou
 
 /* Random documents, of which no two have the same length; a document has its length squared as
  * pairs. */
-static void test_least_time(void **state)
+TEST(test_least_time)
 {
-    (void)state;
     int all = 0, none = 0, some = 0;
     for (uint64_t seed = 0; seed < 400; seed++) {
         OwnDocument d[MOST], sorted[MOST];
@@ -123,9 +121,8 @@ static void test_least_time(void **state)
 }
 
 /* Short documents stay, a long one of one rank does not; long ones of all ranks do. */
-static void test_long_documents(void **state)
+TEST(test_long_documents)
 {
-    (void)state;
     enum { LONG = 60000, SHORT = 500 };
     for (int both = 0; both < 2; both++) {
         double exchanged[2] = { 0 };
@@ -143,8 +140,5 @@ static void test_long_documents(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_pairs), cmocka_unit_test(test_tokens),
-                                        cmocka_unit_test(test_least_time),
-                                        cmocka_unit_test(test_long_documents) };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_all_tests(NULL, NULL);
 }

@@ -7,6 +7,7 @@
 #include "model/checkpoint/load.h"
 #include "model/checkpoint/layout.h"
 #include "model/checkpoint/stored_states.h"
+#include "tests/test.h"
 #include "tests/exported.h"
 #include "tests/ranks.h"
 #include "tests/saved.h"
@@ -171,9 +172,8 @@ static void check_load(const ModelConfig *m, const Kept *from, const Kept *to, i
     close_run(&s);
 }
 
-static void test_all_pairs(void **state)
+TEST(test_all_pairs)
 {
-    (void)state;
     const ModelConfig m = architecture(LLAMA_GQA);
     for (int from = 0; from < KINDS; from++) {
         save_states(&m, &ways[from]);
@@ -183,9 +183,8 @@ static void test_all_pairs(void **state)
 }
 
 /* Even if the number of scales is ambiguous, an unchanged run does not convert. */
-static void test_few_groups(void **state)
+TEST(test_few_groups)
 {
-    (void)state;
     const ModelConfig m = architecture(LLAMA_GQA);
     only_norms = true;
     for (int i = 0; i < KINDS; i++) {
@@ -211,9 +210,8 @@ static const char *export_one(const char *from, const char *dtype)
     return to;
 }
 
-static void test_codes(void **state)
+TEST(test_codes)
 {
-    (void)state;
     static const char *const dtypes[] = { "fp8", "int8", "int4", "nf4" };
     ModelConfig m = architecture(LLAMA_GQA);
     m.d_model = 128, m.head_dim = 32, m.mlp_width = 128;
@@ -248,12 +246,7 @@ int main(int argc, char **argv)
     comm_start(&argc, &argv);
     device_init(comm_local_rank());
     optimizer_add(&earlier);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_all_pairs),
-        cmocka_unit_test(test_few_groups),
-        cmocka_unit_test(test_codes),
-    };
-    int failed = cmocka_run_group_tests(tests, make_shared, remove_shared);
+    int failed = run_all_tests(make_shared, remove_shared);
     comm_finish();
     return failed;
 }

@@ -2,6 +2,7 @@
  * million random floats. test_fp8.c tests both back ends through quantize(). */
 #include <float.h>
 
+#include "tests/test.h"
 #include "tests/fp8.h"
 
 #include "kernels/cpu/cpu.h"
@@ -15,9 +16,8 @@ static void check_encode(float x, DType d)
 }
 
 /* Published values: [Micikevicius et al. 2022, tab. 1]. */
-static void test_landmarks(void **state)
+TEST(test_landmarks)
 {
-    (void)state;
     assert_true(fp8_decode(0x7e, E4M3) == 448 && fp8_decode(0x7b, E5M2) == 57344);
     assert_true(fp8_decode(0x08, E4M3) == 0x1p-6f && fp8_decode(0x01, E4M3) == 0x1p-9f);
     assert_true(fp8_decode(0x04, E5M2) == 0x1p-14f && fp8_decode(0x01, E5M2) == 0x1p-16f);
@@ -36,9 +36,8 @@ static void test_landmarks(void **state)
     assert_int_equal(fp8_encode(-0.0f, E4M3), 0x80);
 }
 
-static void test_codes_and_ties(void **state)
+TEST(test_codes_and_ties)
 {
-    (void)state;
     for (DType d = E4M3; d <= E5M2; d++)
         for (int c = 0; c < 256; c++) {
             double value = decode_fp8((uint8_t)c, d), x = fp8_decode((uint8_t)c, d);
@@ -56,9 +55,8 @@ static void test_codes_and_ties(void **state)
         }
 }
 
-static void test_floats(void **state)
+TEST(test_floats)
 {
-    (void)state;
     for (DType d = E4M3; d <= E5M2; d++) {
         for (uint32_t i = 0; i < 0x10000; i++)
             check_encode(float_from_bits(i << 16), d);
@@ -71,9 +69,8 @@ static void test_floats(void **state)
     }
 }
 
-static void test_scales(void **state)
+TEST(test_scales)
 {
-    (void)state;
     for (DType d = E4M3; d <= E5M2; d++)
         for (uint64_t i = 0; i < 100000; i++) {
             float amax = float_from_bits((uint32_t)random_bits(2, i) & 0x7fffffff);
@@ -89,9 +86,8 @@ static void test_scales(void **state)
 
 /* Each one-byte scale is that of a group whose maximum is the first code of the last binade, except
  * 255. */
-static void test_byte_scales(void **state)
+TEST(test_byte_scales)
 {
-    (void)state;
     for (DType d = E4M3; d <= E5M2; d++) {
         const double binade = d == E4M3 ? 256 : 32768;
         for (int s = 0; s < 256; s++) {
@@ -111,9 +107,8 @@ static void test_byte_scales(void **state)
 }
 
 /* A group's maximum is decoded within 2^-(M+4), if in range. */
-static void test_group_maxima(void **state)
+TEST(test_group_maxima)
 {
-    (void)state;
     for (DType d = E4M3; d <= E5M2; d++)
         for (uint64_t i = 0; i < 1000000; i++) {
             const uint64_t bits = random_bits(3, i);
@@ -127,10 +122,5 @@ static void test_group_maxima(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_landmarks),   cmocka_unit_test(test_codes_and_ties),
-        cmocka_unit_test(test_floats),      cmocka_unit_test(test_scales),
-        cmocka_unit_test(test_byte_scales), cmocka_unit_test(test_group_maxima),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_all_tests(NULL, NULL);
 }

@@ -1,6 +1,7 @@
 /* The state of GPUs, from NVML to metrics.jsonl and the terminal. This file replaces the driver's
  * library (dlopen, dlsym) and the device that reads it; each rank's GPU has different values. On 1,
  * 2 and 4 ranks. */
+#include "tests/test.h"
 #include "tests/kit.h"
 
 #include <dlfcn.h>
@@ -156,9 +157,8 @@ static void fake_gpu(void)
 
 /* ---- one GPU --------------------------------------------------------------------------------- */
 
-static void test_library(void **state)
+TEST(test_library)
 {
-    (void)state;
     fake_gpu();
     assert_false(nvml_open("0000:86:00.0"));
     fake.lacks = "nvmlInit_v2";
@@ -168,9 +168,8 @@ static void test_library(void **state)
     assert_false(nvml_open("0000:3B:00.0"));
 }
 
-static void test_reading(void **state)
+TEST(test_reading)
 {
-    (void)state;
     DeviceHealth d;
     fake_gpu();
     fake.corrected = 7;
@@ -183,9 +182,8 @@ static void test_reading(void **state)
 }
 
 /* Values that a GPU refuses or a driver lacks are unknown, and no fault. */
-static void test_unknown(void **state)
+TEST(test_unknown)
 {
-    (void)state;
     DeviceHealth d;
     fake_gpu();
     fake.reasons = 0xff;
@@ -207,9 +205,8 @@ static void test_unknown(void **state)
 }
 
 /* The power cap, idleness and settings of clocks are no faults. */
-static void test_faults(void **state)
+TEST(test_faults)
 {
-    (void)state;
     static const struct {
         unsigned long long reasons;
         unsigned faults;
@@ -321,9 +318,8 @@ static int count(const char *text)
 }
 
 /* The last rank's GPU becomes hot: that rank reports it, once. */
-static void test_run(void **state)
+TEST(test_run)
 {
-    (void)state;
     const int W = comm_size();
     const bool last = comm_rank() == W - 1;
     const double S = W * (W + 1) / 2.0; /* 1 + 2 + ... */
@@ -362,9 +358,8 @@ static void add_error(void)
 }
 
 /* Permanent faults are reported at the start, and again after a further error. */
-static void test_errors(void **state)
+TEST(test_errors)
 {
-    (void)state;
     fake_gpu();
     fake.uncorrected = 1;
     fake.pending = 1;
@@ -378,9 +373,8 @@ static void test_errors(void **state)
 /* Energy is counted between readings, all within the run: 20 steps of 20 ms or longer, so at least
  * one step's energy and at most that of the time that rank 0 measures. A single reading depends on
  * delays of the system. */
-static void test_energy(void **state)
+TEST(test_energy)
 {
-    (void)state;
     const double watts = 100 * comm_size() * (comm_size() + 1) / 2.0;
     fake_gpu();
     const double start = clock_seconds();
@@ -400,9 +394,8 @@ static void test_energy(void **state)
 }
 
 /* A rank whose device has no values takes part and does not count. */
-static void test_blind_rank(void **state)
+TEST(test_blind_rank)
 {
-    (void)state;
     fake_gpu();
     const int W = comm_size();
     fake.opened = W == 1 || comm_rank() > 0;
@@ -416,9 +409,8 @@ static void test_blind_rank(void **state)
     json_decref(line);
 }
 
-static void test_no_library(void **state)
+TEST(test_no_library)
 {
-    (void)state;
     fake_gpu();
     fake.opened = false;
     assert_null(run(1, NULL));
@@ -427,12 +419,5 @@ static void test_no_library(void **state)
 int main(int argc, char **argv)
 {
     start_ranks(&argc, &argv);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_library),    cmocka_unit_test(test_reading),
-        cmocka_unit_test(test_unknown),    cmocka_unit_test(test_faults),
-        cmocka_unit_test(test_run),        cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_energy),     cmocka_unit_test(test_blind_rank),
-        cmocka_unit_test(test_no_library),
-    };
-    return finish_ranks(cmocka_run_group_tests(tests, make_shared, remove_shared));
+    return finish_ranks(run_all_tests(make_shared, remove_shared));
 }

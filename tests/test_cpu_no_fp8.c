@@ -3,6 +3,7 @@
  * memory plans continue. */
 #include "model/checkpoint/load.h"
 #include "model/config/config_load.h"
+#include "tests/test.h"
 #include "tests/kit.h"
 
 #include "kernels/runtime/error.h"
@@ -40,9 +41,8 @@ static void open_quietly(Run *r, const Config *c)
         run_open(r, c);
 }
 
-static void test_recipes(void **state)
+TEST(test_recipes)
 {
-    (void)state;
     static const char operand[] = "e4m3 (format.operand)";
     static const struct {
         const char *recipe, *more, *fp8;
@@ -73,9 +73,8 @@ static void test_recipes(void **state)
 }
 
 /* Without backward the head's gradient has no format. */
-static void test_forward_only(void **state)
+TEST(test_forward_only)
 {
-    (void)state;
     Config *c = load("bf16", "--format.head=e5m2"), *coat = load("coat", NULL);
     c->eval_only = coat->eval_only = true;
     run_check_device(c);
@@ -87,9 +86,8 @@ static void test_forward_only(void **state)
 }
 
 /* FP8 that is saved, but not multiplied, except by the recipe's head. */
-static void test_head_alone(void **state)
+TEST(test_head_alone)
 {
-    (void)state;
     Config *c = load("coat", "--format={operand: bf16, gradient: bf16}");
     DIES("recipe coat multiplies e5m2 (format.head), ", run_check_device(c));
     DIES(" --format.head=bf16 runs here", run_check_device(c));
@@ -99,9 +97,8 @@ static void test_head_alone(void **state)
     config_free(c);
 }
 
-static void test_plan(void **state)
+TEST(test_plan)
 {
-    (void)state;
     Config *c = load("coat", "--dry_run");
     run_plan(c);
     config_free(c);
@@ -124,11 +121,5 @@ static int remove_folder(void **state)
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_recipes),
-        cmocka_unit_test(test_forward_only),
-        cmocka_unit_test(test_head_alone),
-        cmocka_unit_test(test_plan),
-    };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+    return run_all_tests(make_folder, remove_folder);
 }

@@ -3,6 +3,7 @@
  * (kernels/runtime/operations.h), and vector clocks [Fidge 1988, Mattern 1989] show whether marks
  * and waits, which the linker wraps, order it after accesses of other queues. On 1, 2 and 4
  * ranks. */
+#include "tests/test.h"
 #include "tests/ranks_case.h"
 
 #include "kernels/runtime/error.h"
@@ -270,9 +271,8 @@ static void train_all(const Row *rows, int count, int least,
 
 /* Weights and gradients do not share memory, so each row has weights that stay and others that do
  * not. */
-static void test_every_strategy(void **state)
+TEST(test_every_strategy)
 {
-    (void)state;
     static const Row rows[] = {
         { { "bf16", LLAMA_GQA }, .small = true },
         { { "fp8", OLMO2 }, .small = true },
@@ -304,9 +304,8 @@ static Strategy shares_sequences(int i, int ranks)
 }
 
 /* Ranks that share sequences, two or all: exchanges around attention. */
-static void test_in_context(void **state)
+TEST(test_in_context)
 {
-    (void)state;
     static const Row rows[] = {
         { { "bf16", LLAMA } },
         { { "coat", OLMO }, .on_host = HOST_ALL },
@@ -320,9 +319,8 @@ static void test_in_context(void **state)
  * have copies of. Without one of the waits for exchanges (tensor_ranks.c) one of these runs fails:
  * for gathered rows or sums the first, for rows made again the last, whose first block has no sum
  * after them. */
-static void test_in_tensor(void **state)
+TEST(test_in_tensor)
 {
-    (void)state;
     static const Row rows[] = {
         { { "fp8", OLMO2 } },
         { { "coat", OLMO }, .on_host = HOST_ALL },
@@ -347,9 +345,8 @@ static Strategy has_stages(int i, int ranks)
 
 /* Stages with several micro-batches in flight: messages are copied before they are overwritten, and
  * received before they are read; activations of other micro-batches are on the host meanwhile. */
-static void test_in_stages(void **state)
+TEST(test_in_stages)
 {
-    (void)state;
     static const Row rows[] = {
         { { "bf16", LLAMA }, .layers = 1 },
         { { "coat", OLMO2 }, .on_host = HOST_ALL },
@@ -366,9 +363,8 @@ static Strategy often(int i, int ranks)
 }
 
 /* Blocks with all ways to keep activations, more than slots. */
-static void test_on_host(void **state)
+TEST(test_on_host)
 {
-    (void)state;
     static const Row rows[] = {
         { { "bf16", LLAMA_GQA }, 6, HOST_ALL },
         { { "coat", OLMO2, .trainable = { "model.layers.[1-5]*" } }, 6, HOST_ALL },
@@ -382,9 +378,8 @@ static void test_on_host(void **state)
 }
 
 /* Muon's updates of one block after the other, and with memory for those of three at once. */
-static void test_muon(void **state)
+TEST(test_muon)
 {
-    (void)state;
     static const Row rows[] = { { { "f32", LLAMA, .optimizer = "muon" }, 4, .small = true },
                                 { { "coat", LLAMA, .optimizer = "muon" }, 4, .small = true } };
     const size_t block = dtype_size(BF16) * (size_t)(32 * (4 * 32 + 3 * 48));
@@ -395,9 +390,8 @@ static void test_muon(void **state)
 }
 
 /* The watch itself: a gather that the computation does not wait for. */
-static void test_missing_wait(void **state)
+TEST(test_missing_wait)
 {
-    (void)state;
     char *memory = device_alloc(64);
     device_queue(QUEUE_GATHER);
     device_zero(memory, 64);
@@ -421,11 +415,5 @@ int main(int argc, char **argv)
     start_ranks(&argc, &argv);
     add_after_architecture();
     operations_watch(&watch);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_missing_wait), cmocka_unit_test(test_every_strategy),
-        cmocka_unit_test(test_in_context),   cmocka_unit_test(test_in_tensor),
-        cmocka_unit_test(test_in_stages),    cmocka_unit_test(test_on_host),
-        cmocka_unit_test(test_muon)
-    };
-    return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
+    return finish_ranks(run_all_tests(NULL, NULL));
 }

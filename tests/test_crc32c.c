@@ -1,6 +1,7 @@
 /* CRC-32C: published values, the CPU's instruction against the table at every length and alignment,
  * and combination of parts. */
 #include "model/checkpoint/crc32c.h"
+#include "tests/test.h"
 #include "tests/kit.h"
 #include "tests/pattern.h"
 
@@ -35,17 +36,15 @@ static void check_published(Checksum *crc)
     assert_int_equal(crc(0, "", 0), 0);
 }
 
-static void test_published(void **state)
+TEST(test_published)
 {
-    (void)state;
     check_published(crc32c);
     check_published(crc32c_by_table);
 }
 
 /* The instruction is used on three streams, then 8 bytes, then single bytes. */
-static void test_lengths(void **state)
+TEST(test_lengths)
 {
-    (void)state;
     enum { MOST = 1 << 20 };
     static const size_t large[] = { 98303, 98304, 98305, 98312, 98319, 196608, 300007, MOST - 8 };
     unsigned char *data = keep(MOST);
@@ -60,9 +59,8 @@ static void test_lengths(void **state)
     release();
 }
 
-static void test_parts(void **state)
+TEST(test_parts)
 {
-    (void)state;
     enum { BYTES = 250000 };
     static const size_t cuts[] = { 0, 1, 7, 8, 4096, 99999, 200000, BYTES - 1, BYTES };
     unsigned char *data = keep(BYTES);
@@ -82,9 +80,8 @@ static void test_parts(void **state)
     release();
 }
 
-static void test_every_bit_counts(void **state)
+TEST(test_every_bit_counts)
 {
-    (void)state;
     unsigned char data[64];
     make_data(data, 3, sizeof data);
     const uint32_t whole = crc32c(0, data, sizeof data);
@@ -97,9 +94,5 @@ static void test_every_bit_counts(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_published),
-                                        cmocka_unit_test(test_lengths),
-                                        cmocka_unit_test(test_parts),
-                                        cmocka_unit_test(test_every_bit_counts) };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_all_tests(NULL, NULL);
 }

@@ -13,6 +13,7 @@
  * and with several query heads per key head those of dk and dv may be rounded (w) before they are
  * added. */
 #include "kernels/cuda/attention.h"
+#include "tests/test.h"
 #include "tests/kit.h"
 
 #include <spawn.h>
@@ -454,35 +455,31 @@ static void run_shapes(const Shape *shapes, size_t count)
     }
 }
 
-static void test_small(void **state)
+TEST(test_small)
 {
-    (void)state;
     run_shapes(small, sizeof small / sizeof small[0]);
 }
 
-static void test_large(void **state)
+TEST(test_large)
 {
-    (void)state;
     run_shapes(large, sizeof large / sizeof large[0]);
 }
 
-static void test_pairs(void **state)
+TEST(test_pairs)
 {
-    (void)state;
     run_shapes(pairs, sizeof pairs / sizeof pairs[0]);
 }
 
 /* A case of the ladder, in a separate process. */
-static void test_rung(void **state)
+static void run_rung(void **state)
 {
     run_case(*state, (Format){ BF16, 0 });
 }
 
 /* Documents in BF16, each case in a new process: an invalid memory access breaks all later work of
  * its process. */
-static void test_documents(void **state)
+TEST(test_documents)
 {
-    (void)state;
     extern char **environ;
     int failed = 0;
     for (int i = 0; i < RUNGS; i++) {
@@ -501,9 +498,8 @@ static void test_documents(void **state)
         fail_msg("%d of %d cases of documents failed", failed, (int)RUNGS);
 }
 
-static void test_errors(void **state)
+TEST(test_errors)
 {
-    (void)state;
     const Attention a = { .B = 1, .T = 4, .H = 3, .K = 2, .D = 64, .scale = 1 };
     const Attention b = { .B = 1, .T = 4, .H = 1, .K = 1, .D = 300, .scale = 1 };
     const Format bf = { BF16, 0 }, f = { F32, 0 };
@@ -522,17 +518,13 @@ int main(int argc, char **argv)
     program = argv[0];
     if (argc == 3 && strcmp(argv[1], "rung") == 0 && (unsigned)atoi(argv[2]) < RUNGS) {
         Shape *rung = &ladder[atoi(argv[2])];
-        const struct CMUnitTest test = { rung->name, test_rung, NULL, NULL, rung };
         /* else the case would count as a test */
         cmocka_set_message_output(CM_OUTPUT_TAP);
-        return _cmocka_run_group_tests("rung", &test, 1, start_device, NULL);
+        num_tests = 0;
+        add_test(rung->name, run_rung, rung);
+        return run_all_tests(start_device, NULL);
     }
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_small),  cmocka_unit_test(test_documents),
-        cmocka_unit_test(test_large),  cmocka_unit_test(test_pairs),
-        cmocka_unit_test(test_errors),
-    };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
-    return cmocka_run_group_tests(tests, start_device, NULL);
+    return run_all_tests(start_device, NULL);
 }

@@ -1,5 +1,6 @@
 /* The real NVML on the real GPU: values in the ranges of supported GPUs, an energy counter that
  * agrees with the power, and the time of a reading. */
+#include "tests/test.h"
 #include "tests/kit.h"
 
 #include "kernels/runtime/clock.h"
@@ -13,9 +14,8 @@ static void expect_between(const char *what, double x, double low, double high)
         fail_msg("%s is %g, expected %g to %g", what, x, low, high);
 }
 
-static void test_values(void **state)
+TEST(test_values)
 {
-    (void)state;
     DeviceHealth d;
     assert_true(device_health(&d));
     printf("%s at %s, faults %x, power capped: %g\n", device_name(), device_address(), d.faults,
@@ -30,9 +30,8 @@ static void test_values(void **state)
 
 /* Writing memory for a second and a half: the power is an average over a second, the counter moves
  * each 0.1 s. */
-static void test_energy(void **state)
+TEST(test_energy)
 {
-    (void)state;
     const size_t bytes = (size_t)1 << 30;
     void *memory = device_alloc(bytes);
     DeviceHealth from, to;
@@ -50,9 +49,8 @@ static void test_energy(void **state)
                    0.4, 2.5);
 }
 
-static void test_cost(void **state)
+TEST(test_cost)
 {
-    (void)state;
     DeviceHealth d;
     const double start = clock_seconds();
     for (int i = 0; i < READINGS; i++)
@@ -63,10 +61,5 @@ static void test_cost(void **state)
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_values),
-        cmocka_unit_test(test_energy),
-        cmocka_unit_test(test_cost),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_all_tests(NULL, NULL);
 }

@@ -1,5 +1,6 @@
 /* GEMMs of cuBLASLt beyond the common tests: FP8 operands, and GEMMs large enough that their
  * algorithm is chosen by timing, which must not change accumulators or bits. */
+#include "tests/test.h"
 #include "tests/fp8.h"
 
 #include <unistd.h>
@@ -65,9 +66,8 @@ static void fp8_case(int N, int C, int O, Format out, Format gradient)
     release();
 }
 
-static void test_fp8(void **state)
+TEST(test_fp8)
 {
-    (void)state;
     fp8_case(16, 16, 16, BF, E5);
     fp8_case(48, 64, 32, BF, E5);
     fp8_case(96, 256, 384, BF, E5);
@@ -133,9 +133,8 @@ static void large_case(Format operand, Format out)
     release();
 }
 
-static void test_large(void **state)
+TEST(test_large)
 {
-    (void)state;
     large_case(F, F);
     large_case(BF, BF);
     large_case(BF, F);
@@ -159,9 +158,8 @@ static void row_case(int C, int O, Format out)
     release();
 }
 
-static void test_row(void **state)
+TEST(test_row)
 {
-    (void)state;
     row_case(8, 1, BF);
     row_case(1000, 333, BF);
     row_case(4096, 4096, BF);
@@ -170,9 +168,8 @@ static void test_row(void **state)
 
 /* With operands of zeros all algorithms give the same bits, so the choice waits for real data, in
  * the third call. */
-static void test_zeros(void **state)
+TEST(test_zeros)
 {
-    (void)state;
     const int n = 1792;
     Tensor x = make_filled(BF, n, n, 1, 0, 0), w = make_filled(BF, n, n, 2, -1, 1),
            y = make(BF, n, n);
@@ -189,7 +186,7 @@ static void test_zeros(void **state)
 }
 
 /* A later process uses the algorithms that this one chose, and adds no choice. */
-static void test_later_run(void **state)
+TEST(test_later_run)
 {
     char command[256], path[200];
     const ssize_t n = readlink("/proc/self/exe", path, sizeof path - 1);
@@ -243,9 +240,8 @@ static void swiglu_case(int C)
 }
 
 /* Parts of a tile's end overlapped with one stage each, and with two. */
-static void test_swiglu(void **state)
+TEST(test_swiglu)
 {
-    (void)state;
     swiglu_case(1296);
     swiglu_case(2320);
 }
@@ -292,18 +288,16 @@ static void dx_swiglu_case(bool with_act, bool exceeds)
     release();
 }
 
-static void test_dx_swiglu(void **state)
+TEST(test_dx_swiglu)
 {
-    (void)state;
     for (int i = 0; i < 4; i++)
         dx_swiglu_case(i % 2, i / 2);
 }
 
 /* ---- errors ---------------------------------------------------------------------------------- */
 
-static void test_errors(void **state)
+TEST(test_errors)
 {
-    (void)state;
     Tensor a = make(BF, 16, 16), f = make(F, 16, 16), e4 = make_fp8(E4, 16, 16, 1),
            e5 = make_fp8(E5, 16, 16, 2);
     Tensor narrow = make_fp8(E4, 16, 24, 3), no_t = e4;
@@ -323,18 +317,12 @@ static void test_errors(void **state)
 /* ./test_cuda_matmul [pattern]: only the tests whose names match. */
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_fp8),       cmocka_unit_test(test_large),
-        cmocka_unit_test(test_zeros),     cmocka_unit_test(test_row),
-        cmocka_unit_test(test_later_run), cmocka_unit_test(test_swiglu),
-        cmocka_unit_test(test_dx_swiglu), cmocka_unit_test(test_errors),
-    };
     static char folder[] = "/tmp/coat-autotune-XXXXXX", file[64];
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
     else if (mkdtemp(folder))
         setenv("XDG_CACHE_HOME", folder, 1);
-    const int failed = cmocka_run_group_tests(tests, start_device, NULL);
+    const int failed = run_all_tests(start_device, NULL);
     for (int i = 0; i < 3 && argc == 1; i++) {
         snprintf(file, sizeof file, "%s%s", folder,
                  i == 0   ? "/coat/gemms.txt"

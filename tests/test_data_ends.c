@@ -1,5 +1,6 @@
 /* Data that become unreadable during a run: the run saves the trained state and ends; evaluation
  * skips missing data. */
+#include "tests/test.h"
 #include "tests/launch.h"
 
 static const char evaluators[] =
@@ -23,9 +24,8 @@ static int train_on(int ranks, const char *data, const char *more)
 }
 
 /* The last trained step is saved, and a resume from it equals an undisturbed run bit for bit. */
-static void test_bad_token(void **state)
+TEST(test_bad_token)
 {
-    (void)state;
     double whole[MAX_STEPS], found[MAX_STEPS];
     make_bad();
     for (int ranks = 1; ranks <= 2 && ranks <= most_ranks(); ranks++) {
@@ -70,9 +70,8 @@ static void wait_for_lines(const char *run, int lines)
 }
 
 /* A file that is truncated while it is read, for which the kernel sends a signal. */
-static void test_cut_file(void **state)
+TEST(test_cut_file)
 {
-    (void)state;
     char arguments[1024];
     shell("cp build/few-ids/train.npy %s/cut.npy", folder);
     snprintf(arguments, sizeof arguments,
@@ -158,18 +157,16 @@ static void check_faults(int ranks, const char *fault_a, const char *fault_q)
     shell("rm -r %s/eval", folder);
 }
 
-static void test_evaluations_fail(void **state)
+TEST(test_evaluations_fail)
 {
-    (void)state;
     check_faults(1, "rm a.npy", "rm q.jsonl");
     check_faults(most_ranks() > 1 ? 2 : 1, "truncate -s 1 a.npy",
                  "sed -i 's/gold\": 0/gold\": 9/' q.jsonl");
 }
 
 /* An id outside the vocabulary deep in the validation data; with --eval_only it is an error. */
-static void test_bad_validation(void **state)
+TEST(test_bad_validation)
 {
-    (void)state;
     make_evaluators();
     shell("printf '\\377\\377' | dd of=%s/a.npy conv=notrunc bs=1 seek=3000 2>/dev/null", folder);
     expect_status(
@@ -188,9 +185,8 @@ static void test_bad_validation(void **state)
 }
 
 /* The same command again: evaluations before the first step are written once. */
-static void test_on_load(void **state)
+TEST(test_on_load)
 {
-    (void)state;
     static const char run[] =
         "--max_duration=4 --stop_at=2 --save_interval=2 --eval_on_load --try_load_latest_save";
     make_evaluators();
@@ -213,10 +209,5 @@ static void test_on_load(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bad_token),        cmocka_unit_test(test_cut_file),
-        cmocka_unit_test(test_evaluations_fail), cmocka_unit_test(test_bad_validation),
-        cmocka_unit_test(test_on_load),
-    };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+    return run_all_tests(make_folder, remove_folder);
 }

@@ -5,10 +5,7 @@
  * some 60 roundings in 2 layers of sums over up to 96 products, a random walk of sqrt(60 * 96) u =
  * 4.5e-6 of the largest: 1e-5. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
-#include <cmocka.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,6 +19,7 @@
 #include "model/formats/hf.h"
 #include "model/sampling.h"
 #include "model/store/param_store_sizes.h"
+#include "tests/test.h"
 #include "tests/models.h"
 
 /* Longer than a window, than the original length of scaled rotary frequencies and, in one case,
@@ -137,18 +135,16 @@ static void check_architecture(SmallModel a, unsigned modules, int length, const
     free(tokens);
 }
 
-static void test_same_logits(void **state)
+TEST(test_same_logits)
 {
-    (void)state;
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
         check_architecture(a, 0, TEXT, (const int[]){ 9, 1, 1, 1, 12, 1, 2 }, 7);
     check_architecture(OLMO2, SOME_MODULES, TEXT, (const int[]){ 9, 1, 1, 1, 12, 1, 2 }, 7);
 }
 
 /* More tokens than in a pass. */
-static void test_long_prompt(void **state)
+TEST(test_long_prompt)
 {
-    (void)state;
     check_architecture(MISTRAL, ALL_MODULES, LONG_TEXT, (const int[]){ LONG_TEXT - 3 }, 1);
     check_architecture(LLAMA_GQA, 0, LONG_TEXT, (const int[]){ 1, LONG_TEXT - 4 }, 2);
 }
@@ -189,9 +185,8 @@ static void check_recipe(SmallModel a, unsigned modules, const char *recipe)
     free(tokens);
 }
 
-static void test_recipes(void **state)
+TEST(test_recipes)
 {
-    (void)state;
     const char *const names[] = { "bf16", "fp8", "coat" };
     for (int r = 0; r < 3; r++) {
         for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
@@ -215,7 +210,7 @@ static int read_list(int *x, int most, const json_t *o, const char *name)
 
 /* Greedy tokens are those of transformers' generate: the margins there are a hundred times the
  * rounding errors. */
-static void test_continuation(void **state)
+static void continues(void **state)
 {
     Setup s = { .name = *state };
     ModelConfig m = { .init_std = 0.02 };
@@ -249,11 +244,6 @@ static void test_continuation(void **state)
     close_setup(&s);
 }
 
-#define CONTINUATION(folder) \
-    { .name = "test_continuation: " folder, \
-      .test_func = test_continuation, \
-      .initial_state = folder }
-
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 static double loss_of(const Config *c, PlanBytes *bytes, size_t others[3])
@@ -277,9 +267,8 @@ static double loss_of(const Config *c, PlanBytes *bytes, size_t others[3])
 /* No gradients, moments, masters or activations; on a CPU the loss has the same bits. On a GPU
  * addresses differ, and the algorithm of a GEMM, and so the order of its sums, depends on the
  * alignment of operands: with 64 columns it may differ. */
-static void test_forward_only(void **state)
+TEST(test_forward_only)
 {
-    (void)state;
     const bool on_cpu = strcmp(device_name(), "cpu") == 0;
     for (const Recipe *r = recipes; r->name; r++)
         for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
@@ -304,9 +293,8 @@ static void test_forward_only(void **state)
 }
 
 /* In bf16 and f32 there is only one copy of the weights. */
-static void test_one_copy(void **state)
+TEST(test_one_copy)
 {
-    (void)state;
     const char *const names[] = { "f32", "bf16" };
     for (int i = 0; i < 2; i++) {
         Setup s;
@@ -330,27 +318,12 @@ static int start(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_logits),
-        cmocka_unit_test(test_long_prompt),
-        cmocka_unit_test(test_recipes),
-        cmocka_unit_test(test_forward_only),
-        cmocka_unit_test(test_one_copy),
-        CONTINUATION("llama"),
-        CONTINUATION("llama-gqa-tied"),
-        CONTINUATION("llama-head-dim"),
-        CONTINUATION("olmo"),
-        CONTINUATION("olmo2"),
-        CONTINUATION("mistral"),
-        CONTINUATION("mistral-full"),
-        CONTINUATION("qwen3"),
-        CONTINUATION("qwen3-tied"),
-        CONTINUATION("olmo3"),
-        CONTINUATION("olmo3-default"),
-        CONTINUATION("ministral"),
-        CONTINUATION("qwen2"),
-        CONTINUATION("qwen2-tied"),
-        CONTINUATION("smollm3"),
+    static const char *const folders[] = {
+        "llama",         "llama-gqa-tied", "llama-head-dim", "olmo",       "olmo2",
+        "mistral",       "mistral-full",   "qwen3",          "qwen3-tied", "olmo3",
+        "olmo3-default", "ministral",      "qwen2",          "qwen2-tied", "smollm3",
     };
-    return cmocka_run_group_tests(tests, start, NULL);
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++)
+        add_test(folders[i], continues, (void *)folders[i]);
+    return run_all_tests(start, NULL);
 }

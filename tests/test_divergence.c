@@ -3,6 +3,7 @@
 #include <math.h>
 
 #include "model/run/divergence.h"
+#include "tests/test.h"
 #include "tests/launch.h"
 
 static const char TINY[] =
@@ -43,9 +44,8 @@ static void poke(const char *checkpoint, const char *file, const char *bytes)
 
 /* If the files differ from what was saved, the run must not continue from them, nor delete earlier
  * checkpoints. */
-static void test_damaged_checkpoint(void **state)
+TEST(test_damaged_checkpoint)
 {
-    (void)state;
     static const struct {
         const char *file, *bytes;
     } damage[] = {
@@ -81,9 +81,8 @@ static int first_lost(const char *run)
 }
 
 /* Every step is saved and one is kept: the last one followed by a finite step. */
-static void test_divergence(void **state)
+TEST(test_divergence)
 {
-    (void)state;
     char latest[64], names[128];
     if (on_gpu()) /* there attention gives NaN at once, before any checkpoint */
         skip();
@@ -139,9 +138,8 @@ static void test_divergence(void **state)
 enum { BEFORE = 66, STEPS = 70 }; /* scores begin at step 64 */
 
 /* A resumed run has the scores of an uninterrupted one, and the same window at its end. */
-static void test_window_resumes(void **state)
+TEST(test_window_resumes)
 {
-    (void)state;
     static const char *const names[] = { "train/CrossEntropyLoss_z_score",
                                          "optim/total_grad_norm_z_score" };
     double whole[MAX_STEPS], parts[MAX_STEPS];
@@ -167,9 +165,8 @@ static void test_window_resumes(void **state)
 
 /* After 66 steps of text a single token repeats: the gradients of all positions agree. The first
  * such step is a spike, which is reported, skipped, or ends the run. */
-static void test_spike(void **state)
+TEST(test_spike)
 {
-    (void)state;
     static const char *const action[] = { "warn", "skip", "stop" };
     char names[64], latest[16];
     shell("yes | tr 'y\\n' '\\3\\0' | head -c 4000 >%s/same.npy", folder);
@@ -197,9 +194,8 @@ static void test_spike(void **state)
 }
 
 /* A loss of more than twice that of an untrained model, log of the vocabulary. */
-static void test_limit(void **state)
+TEST(test_limit)
 {
-    (void)state;
     static const struct {
         double part;
         bool diverged;
@@ -215,12 +211,5 @@ static void test_limit(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_damaged_checkpoint),
-        cmocka_unit_test(test_divergence),
-        cmocka_unit_test(test_limit),
-        cmocka_unit_test(test_window_resumes),
-        cmocka_unit_test(test_spike),
-    };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+    return run_all_tests(make_folder, remove_folder);
 }

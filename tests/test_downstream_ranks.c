@@ -3,6 +3,7 @@
  * 1, 2 and 4 ranks. */
 #include "kernels/runtime/error.h"
 #include "model/evaluate/downstream.h"
+#include "tests/test.h"
 #include "tests/ranks_case.h"
 
 /* Choices of 3 to 20 tokens, cut to T + 1 = 17: about 15 sequences, so that on 4 ranks the last
@@ -105,9 +106,8 @@ static int remove_tasks(void **state)
 }
 
 /* The last tokens of a choice that fit, at the start; only the continuation has labels. */
-static void test_alone(void **state)
+TEST(test_alone)
 {
-    (void)state;
     Run r;
     open_as(&r, &config, ALONE, 1);
     take_loss(&r);
@@ -190,16 +190,13 @@ static void check_mesh(Strategy s, const char *name)
     close_run(&r);
 }
 
-static void test_meshes(void **state)
+TEST(test_meshes)
 {
-    (void)state;
     on_meshes(check_mesh);
 }
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_alone),
-                                        cmocka_unit_test(test_meshes) };
     start_ranks(&argc, &argv);
-    return finish_ranks(cmocka_run_group_tests(tests, make_tasks, remove_tasks));
+    return finish_ranks(run_all_tests(make_tasks, remove_tasks));
 }

@@ -1,10 +1,10 @@
 /* How long a run is: max_duration in steps, tokens and epochs, also if the batch changes, and what is
  * saved at its end. */
+#include "tests/test.h"
 #include "tests/launch.h"
 
-static void test_stop_in_epochs(void **state)
+TEST(test_stop_in_epochs)
 {
-    (void)state;
     long tokens = 0, instances = 0;
     expect_status(train(1, "--max_duration=1ep --stop_at=0.002ep --save_folder=%s/epoch", folder),
                   0);
@@ -18,9 +18,8 @@ static void test_stop_in_epochs(void **state)
 }
 
 /* Two tokens of a step of 256. */
-static void test_less_than_a_step(void **state)
+TEST(test_less_than_a_step)
 {
-    (void)state;
     expect_status(train(1, "--max_duration=2T --save_folder=%s/less", folder), 0);
     expect_output("warning: max_duration: 2 tokens are less than one step, which has 256");
     expect_status(train(1, "--max_duration=256T --save_folder=%s/step", folder), 0);
@@ -28,9 +27,8 @@ static void test_less_than_a_step(void **state)
 }
 
 /* The last step of a decay to 0, if there is no other. */
-static void test_only_step(void **state)
+TEST(test_only_step)
 {
-    (void)state;
     expect_status(
         train(1,
               "--max_duration=1 --scheduler.alpha_f=0 --scheduler.t_warmup=0 --save_folder=%s/only",
@@ -41,9 +39,8 @@ static void test_only_step(void **state)
 }
 
 /* 8 steps of 8 sequences of 32 tokens, also if the batch changes during the run. */
-static void test_token_budget(void **state)
+TEST(test_token_budget)
 {
-    (void)state;
     static const struct {
         int batch, steps;
     } rest[] = { { 16, 6 }, { 4, 12 } };
@@ -64,9 +61,8 @@ static void test_token_budget(void **state)
 }
 
 /* Without rotating checkpoints, the end is saved if there are permanent ones. */
-static void test_saved_at_the_end(void **state)
+TEST(test_saved_at_the_end)
 {
-    (void)state;
     static const char *const arguments[] = { "", "--save_interval_unsharded=100",
                                              "--save_interval_ephemeral=100" };
     for (int i = 0; i < 3; i++) {
@@ -81,18 +77,16 @@ static void test_saved_at_the_end(void **state)
 }
 
 /* A budget that ends within a step includes that step. */
-static void test_token_budget_in_a_step(void **state)
+TEST(test_token_budget_in_a_step)
 {
-    (void)state;
     expect_status(train(1, "--max_duration=513T --save_folder=%s/three", folder), 0);
     assert_int_equal(trainer("three/latest", "step"), 3);
     assert_int_equal(trainer("three/latest", "tokens"), 3 * 256);
 }
 
 /* Epochs too: 0.04 of 5195 sequences are 207.8; 104 are done. */
-static void test_epoch_budget(void **state)
+TEST(test_epoch_budget)
 {
-    (void)state;
     static const struct {
         int batch, steps;
     } rest[] = { { 8, 25 }, { 16, 19 }, { 4, 38 } };
@@ -114,9 +108,8 @@ static void test_epoch_budget(void **state)
 /* An epoch of packed documents has every label once, also if a run is resumed within it. After the
  * first document of the sample are 1200 tokens of three documents: 39 or 40 sequences of 32, since
  * long ones overlap by one token. */
-static void test_packed_epoch(void **state)
+TEST(test_packed_epoch)
 {
-    (void)state;
     char command[256];
     double labels[MAX_STEPS], sum = 0;
     snprintf(command, sizeof command,
@@ -139,9 +132,8 @@ static void test_packed_epoch(void **state)
 }
 
 /* A run may be planned to be longer than memory could hold. */
-static void test_long_run(void **state)
+TEST(test_long_run)
 {
-    (void)state;
     expect_status(
         train(1, "--max_duration=1e15 --stop_at=2 --console_log_interval=10 --save_folder=%s/long",
               folder),
@@ -152,12 +144,5 @@ static void test_long_run(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_stop_in_epochs),   cmocka_unit_test(test_less_than_a_step),
-        cmocka_unit_test(test_only_step),        cmocka_unit_test(test_token_budget),
-        cmocka_unit_test(test_saved_at_the_end), cmocka_unit_test(test_token_budget_in_a_step),
-        cmocka_unit_test(test_epoch_budget),     cmocka_unit_test(test_packed_epoch),
-        cmocka_unit_test(test_long_run),
-    };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+    return run_all_tests(make_folder, remove_folder);
 }

@@ -2,6 +2,7 @@
  * included, and sums of later micro-batches equal those of adding to zeros. Every recipe, adapters,
  * frozen parameters, every strategy; a head in chunks, a first micro-batch without labels. On 1, 2
  * and 4 ranks. */
+#include "tests/test.h"
 #include "tests/ranks_case.h"
 
 enum {
@@ -97,9 +98,8 @@ static void check_case(Run *r, const char *what)
     }
 }
 
-static void test_steps(void **state)
+TEST(test_steps)
 {
-    (void)state;
     for (size_t s = 0; s < sizeof ways / sizeof ways[0]; s++)
         for (size_t i = 0; i < sizeof cases / sizeof cases[0] && ways[s].shard_ranks <= comm_size();
              i++) {
@@ -119,7 +119,6 @@ static void test_steps(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_steps) };
     start_ranks(&argc, &argv);
-    return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
+    return finish_ranks(run_all_tests(NULL, NULL));
 }

@@ -1,5 +1,6 @@
 /* ./train --eval_only: the numbers of the run's end, on any number of ranks, without its data; and
  * files that must not change. */
+#include "tests/test.h"
 #include "tests/launch.h"
 #include "tests/sanitized.h"
 
@@ -46,9 +47,8 @@ static void read_results(double value[NAMES], const char *run, const char *file,
 
 static double trained[NAMES];
 
-static void test_in_training(void **state)
+TEST(test_in_training)
 {
-    (void)state;
     expect_status(
         train(
             1,
@@ -71,9 +71,8 @@ static void check_results(const char *run)
 }
 
 /* Batches that are invalid for steps, and no training data: neither is needed. */
-static void test_alone(void **state)
+TEST(test_alone)
 {
-    (void)state;
     for (int ranks = 1; ranks <= 2 && ranks <= most_ranks(); ranks++) {
         expect_status(train(ranks,
                             "--eval_only --load_path=%s/run/step2 --device_eval_batch_size=%d "
@@ -90,9 +89,8 @@ static void test_alone(void **state)
 
 /* Results are added to the folder of a run, which is otherwise unchanged even with save_overwrite;
  * without a folder they are only printed. */
-static void test_folder_stays(void **state)
+TEST(test_folder_stays)
 {
-    (void)state;
     shell("cd %s/run && find . -type f | sort | xargs cksum >../before", folder);
     for (int i = 0; i < 2; i++)
         expect_status(
@@ -115,9 +113,8 @@ static void test_folder_stays(void **state)
 }
 
 /* An evaluation that a run missed at its end is done once, and no other. */
-static void test_owed(void **state)
+TEST(test_owed)
 {
-    (void)state;
     shell("sed -i '$d' %s/run/metrics.jsonl", folder);
     for (int i = 0; i < 2; i++) {
         expect_status(train(1,
@@ -134,9 +131,8 @@ static void test_owed(void **state)
 
 /* A run's numbers to the bit, from its checkpoint only: all settings are taken from there. They are
  * appended to earlier evaluations, after a truncated line is removed. */
-static void test_as_the_run(void **state)
+TEST(test_as_the_run)
 {
-    (void)state;
     static const char *const runs[] = {
         ("--recipe=coat --fp8.forward=saved --device_train_microbatch_size=4 "
          "--device_eval_batch_size=6"),
@@ -169,9 +165,8 @@ static void test_as_the_run(void **state)
 }
 
 /* Results that are only printed, on a full disk. */
-static void test_nowhere(void **state)
+TEST(test_nowhere)
 {
-    (void)state;
     const char *const asked[] = {
         "--help",
         "--load_path=%s/run/latest --dry_run --device_memory=1 --device_train_microbatch_size=1",
@@ -187,9 +182,8 @@ static void test_nowhere(void **state)
     }
 }
 
-static void test_refused(void **state)
+TEST(test_refused)
 {
-    (void)state;
     expect_status(train(1, "--eval_only %s --save_folder=null", evaluators), 1);
     expect_output("eval_only: there is no model");
     expect_status(train(1,
@@ -211,11 +205,5 @@ static void test_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_in_training),  cmocka_unit_test(test_alone),
-        cmocka_unit_test(test_folder_stays), cmocka_unit_test(test_owed),
-        cmocka_unit_test(test_as_the_run),   cmocka_unit_test(test_nowhere),
-        cmocka_unit_test(test_refused)
-    };
-    return cmocka_run_group_tests(tests, make_evaluators, remove_folder);
+    return run_all_tests(make_evaluators, remove_folder);
 }

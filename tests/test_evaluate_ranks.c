@@ -3,6 +3,7 @@
  * rank. On 1, 2 and 4 ranks. */
 #include "kernels/runtime/error.h"
 #include "model/evaluate/evaluate.h"
+#include "tests/test.h"
 #include "tests/ranks_case.h"
 
 /* The batch of a rank is not a multiple of its micro-batch. On 4 ranks a batch is 12 sequences: the
@@ -165,9 +166,8 @@ static int set_size(int set)
 
 /* Sets differ, and so do the means over labels, sequences and positions; else the other tests would
  * be weak. */
-static void test_reference(void **state)
+TEST(test_reference)
 {
-    (void)state;
     const int batch = EVAL_BATCH * comm_size();
     for (int s = 0; s < NUM_SETS; s++) {
         whole[s] = one_by_one(s, set_size(s));
@@ -204,16 +204,13 @@ static void check_mesh(Strategy s, const char *name)
     close_run(&r);
 }
 
-static void test_meshes(void **state)
+TEST(test_meshes)
 {
-    (void)state;
     on_meshes(check_mesh);
 }
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_reference),
-                                        cmocka_unit_test(test_meshes) };
     start_ranks(&argc, &argv);
-    return finish_ranks(cmocka_run_group_tests(tests, make_sets, remove_sets));
+    return finish_ranks(run_all_tests(make_sets, remove_sets));
 }

@@ -9,6 +9,7 @@
 #include "model/checkpoint/tokenizer_files.h"
 #include "model/config/export_options.h"
 #include "model/run/export_run.h"
+#include "tests/test.h"
 #include "tests/exported.h"
 #include "tests/saved.h"
 
@@ -63,9 +64,8 @@ static void check_codes(const char *dtype, int exponent_bits, int mantissa_bits)
     encode(dtype, -(double)INFINITY, false);
 }
 
-static void test_codes(void **state)
+TEST(test_codes)
 {
-    (void)state;
     check_codes("F16", 5, 10);
     check_codes("BF16", 8, 7);
 }
@@ -153,9 +153,8 @@ static void put_odd_values(const Run *r)
     device_put((float *)r->store.shard[1].slice[TRAINED].stored.data + 256, odd, sizeof odd);
 }
 
-static void test_architectures(void **state)
+TEST(test_architectures)
 {
-    (void)state;
     const Format f32 = { F32, 0 };
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
         Run r;
@@ -177,9 +176,8 @@ static void test_architectures(void **state)
 
 /* Each file has at most the requested size, or one tensor; the index has the file of each
  * tensor. */
-static void test_shards(void **state)
+TEST(test_shards)
 {
-    (void)state;
     enum { LIMIT = 10000 };
     Run r;
     open_small(&r);
@@ -226,9 +224,8 @@ static void test_shards(void **state)
 }
 
 /* Copied byte for byte; files of the training or unknown files are not copied. */
-static void test_tokenizer_files(void **state)
+TEST(test_tokenizer_files)
 {
-    (void)state;
     Run r;
     open_small(&r);
     save(&r, 3);
@@ -252,9 +249,8 @@ static void test_tokenizer_files(void **state)
 
 /* A checkpoint's generation_config.json has the eos of the run, before those of the model that it
  * began with. */
-static void test_stops(void **state)
+TEST(test_stops)
 {
-    (void)state;
     static const struct {
         const char *loaded, *saved;
     } cases[] = {
@@ -290,9 +286,8 @@ static void test_stops(void **state)
 }
 
 /* Messages about a tokenizer in the configuration, before a run begins. */
-static void test_tokenizers(void **state)
+TEST(test_tokenizers)
 {
-    (void)state;
     needs_fork();
     shell(text("cd %s && mkdir none pipe && mkfifo pipe/tokenizer.json && echo nonsense >bad.json "
                "&& echo '{}' >empty.json && "
@@ -324,9 +319,8 @@ static void test_tokenizers(void **state)
 
 /* ---- refusals -------------------------------------------------------------------------------- */
 
-static void test_refusals(void **state)
+TEST(test_refusals)
 {
-    (void)state;
     needs_fork();
     Run r;
     open_small(&r);
@@ -374,9 +368,8 @@ static void test_refusals(void **state)
 }
 
 /* Values outside the range of the type, and NaN. */
-static void test_values(void **state)
+TEST(test_values)
 {
-    (void)state;
     needs_fork();
     Run r;
     open_small(&r);
@@ -419,9 +412,8 @@ static void run_with(const char *a, const char *b, const char *c)
     export_run(argc, argv);
 }
 
-static void test_arguments(void **state)
+TEST(test_arguments)
 {
-    (void)state;
     needs_fork();
     DIES("the folder to write is missing", run_with("--export=x", NULL, NULL));
     DIES("'--export' names no folder", run_with("--export", "x", "y"));
@@ -456,9 +448,8 @@ static void killed(const char *source, const char *target)
     export_folder(source, NULL, target, "F32", CHECKPOINT_FILE_BYTES);
 }
 
-static void test_interrupted(void **state)
+TEST(test_interrupted)
 {
-    (void)state;
     needs_fork();
     Run r;
     open_small(&r);
@@ -499,13 +490,5 @@ static void test_interrupted(void **state)
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = {
-        /* last, as later checkpoints of the process would have them */
-        cmocka_unit_test(test_codes),       cmocka_unit_test(test_architectures),
-        cmocka_unit_test(test_shards),      cmocka_unit_test(test_tokenizers),
-        cmocka_unit_test(test_stops),       cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_values),      cmocka_unit_test(test_arguments),
-        cmocka_unit_test(test_interrupted), cmocka_unit_test(test_tokenizer_files),
-    };
-    return cmocka_run_group_tests(tests, make_root, remove_root);
+    return run_all_tests(make_root, remove_root);
 }

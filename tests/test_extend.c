@@ -1,6 +1,7 @@
 /* Runs of the schedule wsd that are extended: the same losses as a run that was longer from the
  * start, rates by the formula of the decay, and what is refused. Rates of all schedules when a run
  * becomes longer. */
+#include "tests/test.h"
 #include "tests/launch.h"
 
 #define WSD \
@@ -47,9 +48,8 @@ static void check_rates(const char *run, int first, int last)
 }
 
 /* The decay of `short` begins after step 12, where a checkpoint is. */
-static void test_goes_on(void **state)
+TEST(test_goes_on)
 {
-    (void)state;
     expect_status(run(1, "long", "--max_duration=24"), 0);
     expect_status(run(1, "short", "--max_duration=16"), 0);
     expect_status(run(1, "extended", from("short", "--max_duration=24")), 0);
@@ -69,9 +69,8 @@ static void test_goes_on(void **state)
 
 /* Decays from any checkpoint, also of a run that is not over; afterwards the stable part continues
  * from there. */
-static void test_branches(void **state)
+TEST(test_branches)
 {
-    (void)state;
     expect_status(run(1, "branch", from("long/step8", "--max_duration=12")), 0);
     check_rates("branch", 9, 12);
     expect_status(run(1, "again", from("branch", "--max_duration=12")), 1);
@@ -100,9 +99,8 @@ static void test_branches(void **state)
     expect_output("warm/step8, at step 8 of 20");
 }
 
-static void test_refusals(void **state)
+TEST(test_refusals)
 {
-    (void)state;
     const struct {
         const char *run, *more, *error;
     } cases[] = {
@@ -134,9 +132,8 @@ static void test_refusals(void **state)
 
 /* A longer run whose checkpoint is in the decay stops, and changes nothing. With the same length
  * the decay goes on, and before it the stable part. */
-static void test_decay_is_over(void **state)
+TEST(test_decay_is_over)
 {
-    (void)state;
     char text[256];
     shell("cd %s && ls -l short >before && cat short/metrics.jsonl >>before", folder);
     snprintf(text, sizeof text,
@@ -164,9 +161,8 @@ static void test_decay_is_over(void **state)
 }
 
 /* Runs of 4 steps that go on to step 10: the rate of step 5 by the formula of each schedule. */
-static void test_rises(void **state)
+TEST(test_rises)
 {
-    (void)state;
     static const struct {
         const char *name, *more;
         double planned, rate;
@@ -210,10 +206,5 @@ static void test_rises(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_goes_on),  cmocka_unit_test(test_branches),
-        cmocka_unit_test(test_refusals), cmocka_unit_test(test_decay_is_over),
-        cmocka_unit_test(test_rises),
-    };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+    return run_all_tests(make_folder, remove_folder);
 }

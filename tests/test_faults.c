@@ -2,6 +2,7 @@
  * the rank and its operation, and a resume from the last complete checkpoint must equal an
  * undisturbed run. */
 #include "kernels/runtime/clock.h"
+#include "tests/test.h"
 #include "tests/launch.h"
 #include "tests/sanitized.h"
 
@@ -183,9 +184,8 @@ static void expect_same_losses(const char *run, const char *more)
                      whole[i]);
 }
 
-static void test_kill_in_a_step(void **state)
+TEST(test_kill_in_a_step)
 {
-    (void)state;
     needs_ranks(2);
     FILE *p = start_run(2, "kill", "--save_interval=2");
     wait_for_steps(p, "kill", 3);
@@ -200,9 +200,8 @@ static void test_kill_in_a_step(void **state)
 
 /* One rank is killed while a checkpoint is written, then, in the next run, all. The first to be
  * signalled is stopped, so that the others cannot complete the save without it. */
-static void test_kill_in_a_save(void **state)
+TEST(test_kill_in_a_save)
 {
-    (void)state;
     int interrupted = 0;
     needs_ranks(2);
     for (int i = 0; i < 2; i++) {
@@ -223,9 +222,8 @@ static void test_kill_in_a_save(void **state)
     assert_int_equal(unfinished_save("save"), 0);
 }
 
-static void test_stop(void **state)
+TEST(test_stop)
 {
-    (void)state;
     needs_ranks(2);
     char arguments[128];
     snprintf(arguments, sizeof arguments,
@@ -265,9 +263,8 @@ static FILE *start_apart(const char *first, const char *second, const char *argu
 }
 
 /* Opening a pipe waits for a writer: no file of a run or of its start may be one. */
-static void test_pipes(void **state)
+TEST(test_pipes)
 {
-    (void)state;
     static const char *const names[] = { "tokenizer.json", "config.json", "trainer.json",
                                          "model.safetensors" };
     char arguments[1024], command[512];
@@ -298,9 +295,8 @@ static void test_pipes(void **state)
 
 /* A rank that does not see rank 0's save_folder: an error of only one rank, before the first
  * step. */
-static void test_error_of_one_rank(void **state)
+TEST(test_error_of_one_rank)
 {
-    (void)state;
     char first[PATH_MAX], second[PATH_MAX];
     needs_ranks(2);
     make_home(first, "first");
@@ -332,9 +328,8 @@ static void differ_case(const char *name, const char *change, const char *messag
     assert_int_equal(system(command), 0);
 }
 
-static void test_ranks_differ(void **state)
+TEST(test_ranks_differ)
 {
-    (void)state;
     needs_ranks(2);
     differ_case("seed",
                 "cp -rL configs copy && rm configs && mv copy configs && sed -i 's/^seed:.*/seed: "
@@ -347,9 +342,8 @@ static void test_ranks_differ(void **state)
 }
 
 /* Each rank has its own save_folder, and only one has a checkpoint. */
-static void test_checkpoints_differ(void **state)
+TEST(test_checkpoints_differ)
 {
-    (void)state;
     char first[PATH_MAX], second[PATH_MAX];
     needs_ranks(2);
     make_home(first, "has");
@@ -375,9 +369,8 @@ static void test_checkpoints_differ(void **state)
 }
 
 /* Missing validation files are reported before the first step, with how to run without them. */
-static void test_no_validation_file(void **state)
+TEST(test_no_validation_file)
 {
-    (void)state;
     FILE *p =
         start_run(1, "blind",
                   "--eval_interval=2 --evaluators='[{label: far, data: {paths: [nowhere.npy]}}]'");
@@ -387,16 +380,6 @@ static void test_no_validation_file(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_kill_in_a_step),
-        cmocka_unit_test(test_kill_in_a_save),
-        cmocka_unit_test(test_stop),
-        cmocka_unit_test(test_pipes),
-        cmocka_unit_test(test_ranks_differ),
-        cmocka_unit_test(test_error_of_one_rank),
-        cmocka_unit_test(test_no_validation_file),
-        cmocka_unit_test(test_checkpoints_differ),
-    };
     ids = ""; /* so that a kill hits a step or a save */
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+    return run_all_tests(make_folder, remove_folder);
 }

@@ -1,5 +1,6 @@
 /* find_not_finite finds every special code of every format anywhere in memory, and nothing else. */
 #include "kernels/dynamic8.h"
+#include "tests/test.h"
 #include "tests/golden.h"
 
 enum { GROUP = 256, COLS = 16 * GROUP };
@@ -57,9 +58,8 @@ static void check_codes(Format f, const Case *cases, int count)
     release();
 }
 
-static void test_plain(void **state)
+TEST(test_plain)
 {
-    (void)state;
     static const Case f32[] = {
         { 0x7f800000, true, true },   { 0xff800000, true, true },   { 0x7fc00000, true, true },
         { 0xffc00001, true, true },   { 0x7f800001, true, true },   { 0x7f7fffff, false, false },
@@ -78,9 +78,8 @@ static void test_plain(void **state)
 }
 
 /* All 256 codes; decode_fp8 gives the expected result. */
-static void test_codes(void **state)
+TEST(test_codes)
 {
-    (void)state;
     static const Format formats[] = { { E4M3, 0 },
                                       { E5M2, 0 },
                                       { E4M3, 128, .bf16_scale = true },
@@ -117,9 +116,8 @@ static void check_scale(Format f, size_t bytes, uint32_t scale, bool bad)
     release();
 }
 
-static void test_scales(void **state)
+TEST(test_scales)
 {
-    (void)state;
     static const Format e4m3 = { E4M3, 128, .bf16_scale = true },
                         e5m2 = { E5M2, 128, .bf16_scale = true };
     const struct {
@@ -158,9 +156,8 @@ static void test_scales(void **state)
 }
 
 /* Views with any start and length check only their own numbers; an earlier finding stays. */
-static void test_views(void **state)
+TEST(test_views)
 {
-    (void)state;
     static const DType types[] = { F32, BF16 };
     const uint32_t nan = 0x7fc07fc0;
     const int one = 1;
@@ -199,11 +196,5 @@ int main(int argc, char **argv)
 {
     if (argc > 1)
         cmocka_set_skip_filter(argv[1]);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plain),
-        cmocka_unit_test(test_codes),
-        cmocka_unit_test(test_scales),
-        cmocka_unit_test(test_views),
-    };
-    return cmocka_run_group_tests(tests, start_device, NULL);
+    return run_all_tests(start_device, NULL);
 }

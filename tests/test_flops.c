@@ -4,6 +4,7 @@
 
 #include <jansson.h>
 
+#include "tests/test.h"
 #include "tests/kit.h"
 
 #include "model/predict/flops.h"
@@ -32,9 +33,8 @@ static TokenFlops flops_of(const Config *c)
 
 /* Attention's FLOPs are those of the keys that tokens see, counted one by one, minus half a key per
  * token, for T/2 instead of (T+1)/2. */
-static void test_flops(void **state)
+TEST(test_flops)
 {
-    (void)state;
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
         Config c;
         const ModelConfig m = architecture(a);
@@ -56,9 +56,8 @@ static void test_flops(void **state)
 }
 
 /* Frozen weights have no gradient, and backward ends at the first unit that trains something. */
-static void test_flops_of_a_part(void **state)
+TEST(test_flops_of_a_part)
 {
-    (void)state;
     /* passes: forward is 1 */
     static const struct {
         char *pattern;
@@ -137,9 +136,8 @@ static double logged_speed_of_light(Config *c)
 /* Each product counts at the rate of its operands: blocks in the recipe's format, forward and
  * backward; the head in the stream's format or, backward, in the head's; attention in the stream's.
  * A matrix of w weights takes 6 w, a third of it forward. */
-static void test_speed_of_light(void **state)
+TEST(test_speed_of_light)
 {
-    (void)state;
     const double bf16 = BF16_RATE, fp8 = FP8_RATE;
     const struct {
         const char *recipe;
@@ -168,9 +166,8 @@ static void test_speed_of_light(void **state)
 }
 
 /* The remaining time is that of all ranks together for the remaining tokens. */
-static void test_time_left(void **state)
+TEST(test_time_left)
 {
-    (void)state;
     enum { STEPS = 10000 };
     const ModelConfig m = architecture(LLAMA);
     for (int ranks = 1; ranks <= 4; ranks *= 4) {
@@ -199,9 +196,8 @@ static void test_time_left(void **state)
 }
 
 /* A token's layers cost what they cost on one rank, whichever number of ranks computes them. */
-static void test_flops_of_cut_layers(void **state)
+TEST(test_flops_of_cut_layers)
 {
-    (void)state;
     const ModelConfig m = architecture(LLAMA);
     Config c;
     model_config(&c, &m, "f32", B);
@@ -218,12 +214,5 @@ static void test_flops_of_cut_layers(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_flops),
-        cmocka_unit_test(test_flops_of_a_part),
-        cmocka_unit_test(test_flops_of_cut_layers),
-        cmocka_unit_test(test_speed_of_light),
-        cmocka_unit_test(test_time_left),
-    };
-    return cmocka_run_group_tests(tests, start_device, NULL);
+    return run_all_tests(start_device, NULL);
 }

@@ -1,4 +1,5 @@
 /* FP8 through quantize(): codes, scales and transposed copies, bit for bit on both back ends. */
+#include "tests/test.h"
 #include "tests/fp8.h"
 #include "tests/golden.h"
 
@@ -101,9 +102,8 @@ static void fill_hard(Tensor t)
     put(t, x);
 }
 
-static void test_quantize(void **state)
+TEST(test_quantize)
 {
-    (void)state;
     static const int shapes[][2] = { { 1, 128 }, { 8, 128 }, { 96, 256 }, { 3, 384 } };
     for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++)
         for (int i = 0; i < FORMATS; i++)
@@ -123,9 +123,8 @@ static void test_quantize(void **state)
 
 /* With the format's largest value in the tensor, S is 1 and codes are those of the numbers: every
  * BF16 value and every tie in range, and random floats. */
-static void test_rounding(void **state)
+TEST(test_rounding)
 {
-    (void)state;
     enum { N = 1 << 18 };
     for (int i = 0; i < 2; i++) {
         const DType d = formats[i].dtype;
@@ -148,9 +147,8 @@ static void test_rounding(void **state)
 
 /* Maxima of groups: every exponent, all digits near changes of the code, the scale or both, and
  * random ones. */
-static void test_group_scales(void **state)
+TEST(test_group_scales)
 {
-    (void)state;
     enum { COLS = 512, ROWS = 2048, GROUPS = COLS / 16 * ROWS };
     for (int i = 2; i < 4; i++) {
         float *x = keep(GROUPS * 16 * sizeof *x);
@@ -171,9 +169,8 @@ static void test_group_scales(void **state)
 }
 
 /* NaN stays and does not affect the scale; an infinity spoils all values that share its scale. */
-static void test_not_finite(void **state)
+TEST(test_not_finite)
 {
-    (void)state;
     for (int i = 0; i < FORMATS; i++) {
         float x[256];
         for (size_t j = 0; j < 256; j++)
@@ -194,9 +191,8 @@ static void test_not_finite(void **state)
 }
 
 /* From one FP8 format to another, and sums over FP8, through values. */
-static void test_between_formats(void **state)
+TEST(test_between_formats)
 {
-    (void)state;
     for (int i = 0; i < FORMATS; i++)
         for (int j = 0; j < FORMATS; j++) {
             Tensor x = make(F, 8, 256), y = make(formats[i], 8, 256), z = make(formats[j], 8, 256);
@@ -214,9 +210,8 @@ static void test_between_formats(void **state)
 
 /* The halves of quantize: a scale that stays, codes without rows or without a transpose, a
  * transpose of codes. */
-static void test_halves(void **state)
+TEST(test_halves)
 {
-    (void)state;
     for (int i = 0; i < 2; i++) {
         Tensor x = make(F, 24, 32), whole = make_transposed(formats[i], 24, 32);
         Tensor y = make_transposed(formats[i], 24, 32);
@@ -246,9 +241,8 @@ static void test_halves(void **state)
 
 /* Transposing uses tiles, and a CUDA grid has at most 65,535 rows of them. The memory of such a
  * tensor is not accessed. */
-static void test_too_many_rows(void **state)
+TEST(test_too_many_rows)
 {
-    (void)state;
     if (on_cpu())
         skip();
     Tensor x = make(F, 16, 16), y = make_transposed(formats[0], 16, 16);
@@ -259,11 +253,5 @@ static void test_too_many_rows(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_quantize),        cmocka_unit_test(test_rounding),
-        cmocka_unit_test(test_group_scales),    cmocka_unit_test(test_not_finite),
-        cmocka_unit_test(test_between_formats), cmocka_unit_test(test_halves),
-        cmocka_unit_test(test_too_many_rows),
-    };
-    return cmocka_run_group_tests(tests, start_device, NULL);
+    return run_all_tests(start_device, NULL);
 }

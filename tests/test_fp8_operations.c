@@ -3,6 +3,7 @@
  * stored codes, with bounds derived next to it, and on CUDA also against the CPU's record. Shapes
  * end inside the tiles of 128 x 64 in which the CUDA back end moves codes, and inside its warps. u
  * = 2^-24. */
+#include "tests/test.h"
 #include "tests/fp8.h"
 
 static const Format F = { F32, 0 }, H = { BF16, 0 }, E4 = { E4M3, 0 }, E5 = { E5M2, 0 },
@@ -121,9 +122,8 @@ static void quantize_padded(Format f, int N, int C)
     release();
 }
 
-static void test_padding(void **state)
+TEST(test_padding)
 {
-    (void)state;
     static const int N[] = { 1, 15, 16, 37, 130, 250 }, C[] = { 24, 64, 176 };
     for (int i = 0; i < 36; i++)
         quantize_padded(i % 2 ? E5 : E4, N[i / 2 % 6], C[i / 12]);
@@ -139,9 +139,8 @@ static void test_padding(void **state)
     release();
 }
 
-static void test_quantize(void **state)
+TEST(test_quantize)
 {
-    (void)state;
     static const int N[] = { 16, 96, 160 }, C[] = { 64, 176, 256, 384 };
     for (int i = 0; i < 12; i++) {
         const int rows = N[i % 3], cols = C[i / 3];
@@ -381,9 +380,8 @@ static void norm_backward_case(const Shape *s, const NormCase *k, bool operand)
         check_amax(dx, dw, dy, x, stats, w, norm, accumulate);
 }
 
-static void test_norm(void **state)
+TEST(test_norm)
 {
-    (void)state;
     for (int s = 0; s < SHAPES; s++)
         for (int k = 0; k < NORM_CASES; k++) {
             norm_forward_case(&shapes[s], &norm_cases[k]);
@@ -482,9 +480,8 @@ static void swiglu_case(const Shape *s, bool saved)
     release();
 }
 
-static void test_swiglu(void **state)
+TEST(test_swiglu)
 {
-    (void)state;
     for (int s = 0; s < SHAPES; s++) {
         swiglu_case(&shapes[s], true);
         swiglu_case(&shapes[s], false);
@@ -530,9 +527,8 @@ static void linear_case(const Shape *s, const char *text, bool fast)
     release();
 }
 
-static void test_linear(void **state)
+TEST(test_linear)
 {
-    (void)state;
     for (int s = 0; s < SHAPES; s++) {
         linear_case(&shapes[s], "precise", false);
         linear_case(&shapes[s], "fast", true);
@@ -541,12 +537,7 @@ static void test_linear(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_quantize), cmocka_unit_test(test_padding),
-        cmocka_unit_test(test_norm),     cmocka_unit_test(test_swiglu),
-        cmocka_unit_test(test_linear),
-    };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
-    return cmocka_run_group_tests(tests, start_device, NULL);
+    return run_all_tests(start_device, NULL);
 }

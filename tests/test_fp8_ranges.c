@@ -5,6 +5,7 @@
  * fits. A range one ulp smaller is exceeded, and gives the result of the range max|y|. On CUDA
  * these are two code paths each, also compared with the CPU's record, whose codes may be neighbours
  * if y is not exact. */
+#include "tests/test.h"
 #include "tests/fp8.h"
 
 static const Format H = { BF16, 0 }, E4 = { E4M3, 0 }, E5 = { E5M2, 0 }, E16 = { E4M3, 16 };
@@ -313,9 +314,8 @@ static void check_op(const Op *op, const Shape *s, bool transposed)
         check_record(label, op, y, smallest);
 }
 
-static void test_operations(void **state)
+TEST(test_operations)
 {
-    (void)state;
     for (int s = 0; s < SHAPES; s++)
         for (int i = 0; i < OPS; i++)
             for (int transposed = 0; transposed < 2; transposed++) {
@@ -343,9 +343,8 @@ static void norm_recompute_case(const Op *op, bool transposed)
     }
 }
 
-static void test_norm_recompute(void **state)
+TEST(test_norm_recompute)
 {
-    (void)state;
     for (int i = 0; i < OPS; i++)
         for (int s = 0; ops[i].norm && s < SHAPES; s++) {
             make_inputs(&shapes[s], 8);
@@ -356,9 +355,8 @@ static void test_norm_recompute(void **state)
 }
 
 /* After zeros the range of the next micro-batch is 0, and zeros do not exceed it. */
-static void test_zeros(void **state)
+TEST(test_zeros)
 {
-    (void)state;
     for (int i = 0; i < OPS; i++) {
         const Op *op = &ops[i];
         make_inputs(&shapes[1], 0);
@@ -378,9 +376,8 @@ static void test_zeros(void **state)
 }
 
 /* An infinite value exceeds every range but an infinite one, a NaN none. */
-static void test_not_finite(void **state)
+TEST(test_not_finite)
 {
-    (void)state;
     static const struct {
         uint16_t bits;
         bool exceeds;
@@ -408,9 +405,8 @@ static void test_not_finite(void **state)
 }
 
 /* More tiles than blocks in the re-encoding launch; the last tiles are partial. */
-static void test_large(void **state)
+TEST(test_large)
 {
-    (void)state;
     Tensor x = make_uneven(1040, 4112, 1, 8);
     in.stream = x;
     for (int transposed = 0; transposed < 2; transposed++) {
@@ -428,9 +424,8 @@ static void test_large(void **state)
 
 /* More tiles than multiprocessors, sums of many stages. With the transpose, GEMM and SwiGLU run
  * separately. */
-static void test_large_matmul(void **state)
+TEST(test_large_matmul)
 {
-    (void)state;
     const Shape s = { 2320, 324, 1024 };
     const Op op = { "matmul-swiglu", run_matmul_swiglu, false, false, 0, 1 };
     make_inputs(&s, 8);
@@ -457,9 +452,8 @@ static void test_large_matmul(void **state)
 }
 
 /* The gradient, by one kernel. Without the transpose, GEMM and SwiGLU run separately. */
-static void test_large_matmul_dx(void **state)
+TEST(test_large_matmul_dx)
 {
-    (void)state;
     const Shape s = { 1040, 1028, 1024 };
     const Op op = { "matmul-dx-swiglu", run_matmul_dx_swiglu, true, false, 0, 2 };
     make_inputs(&s, 8);
@@ -489,9 +483,8 @@ static void test_large_matmul_dx(void **state)
 }
 
 /* The range has the same meaning if max|x| is known or the halves are called separately. */
-static void test_halves(void **state)
+TEST(test_halves)
 {
-    (void)state;
     make_inputs(&shapes[1], 8);
     Tensor y = make_operand(E4, in.stream.rows, in.stream.cols),
            other = make_operand(E4, y.rows, y.cols), amax = make_f32(1, 1);
@@ -525,9 +518,8 @@ static void test_halves(void **state)
 /* CUDA reuses memory of maxima after a thousand of them. Operations that take two, with large
  * numbers, start at an even slot, or at an odd one and wrap around; then others that take one, with
  * small numbers, use each slot. */
-static void test_many(void **state)
+TEST(test_many)
 {
-    (void)state;
     enum { PLACES = 1024 };
     make_inputs(&shapes[0], 8);
     in.dact = make_uneven(in.dact.rows, in.dact.cols, 3, 0x1p-10f);
@@ -555,16 +547,5 @@ static void test_many(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_operations),
-        cmocka_unit_test(test_norm_recompute),
-        cmocka_unit_test(test_zeros),
-        cmocka_unit_test(test_not_finite),
-        cmocka_unit_test(test_large),
-        cmocka_unit_test(test_large_matmul),
-        cmocka_unit_test(test_large_matmul_dx),
-        cmocka_unit_test(test_halves),
-        cmocka_unit_test(test_many),
-    };
-    return cmocka_run_group_tests(tests, start_device, NULL);
+    return run_all_tests(start_device, NULL);
 }

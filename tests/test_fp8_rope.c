@@ -4,6 +4,7 @@
  *
  * With a clip or with norms the CUDA back end converts x and dx through BF16. Both may then have a
  * relative error of v = 2^-8. */
+#include "tests/test.h"
 #include "tests/fp8.h"
 
 static const Format F = { F32, 0 }, H = { BF16, 0 }, E5 = { E5M2, 0 }, E16 = { E4M3, 16 };
@@ -309,9 +310,8 @@ static void rope_case(int N, const RopeCase *k)
     release();
 }
 
-static void test_rope(void **state)
+TEST(test_rope)
 {
-    (void)state;
     for (int k = 0; k < CASES; k++) {
         rope_case(16, &cases[k]);
         rope_case(96, &cases[k]);
@@ -321,6 +321,5 @@ static void test_rope(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_rope) };
-    return cmocka_run_group_tests(tests, start_device, NULL);
+    return run_all_tests(start_device, NULL);
 }

@@ -1,6 +1,7 @@
 /* Sharding on any number of ranks: gathered weights are those scattered, bit for bit, and follow
  * the trained master weights; sums over ranks are correct; every strategy trains like no sharding;
  * two runs, and queues that overlap or not, give the same bits. On 1, 2 and 4 ranks. */
+#include "tests/test.h"
 #include "tests/ranks_state.h"
 
 #include "model/store/param_store_sizes.h"
@@ -206,9 +207,8 @@ static void check_strategy(int number, Strategy strategy, const char *name, bool
     check_same_bytes("on rank 0", &c, &again, sizeof c);
 }
 
-static void test_unsharded(void **state)
+TEST(test_unsharded)
 {
-    (void)state;
     for (int i = 0; i < NUM_CASES; i++) {
         Run r;
         open_run(&r, i, ALONE);
@@ -226,9 +226,8 @@ static bool is_chosen(int number, int strategy)
     return cases[number].k.modules == 0 || comm_size() == 1 || number % 2 == strategy % 2;
 }
 
-static void test_strategies(void **state)
+TEST(test_strategies)
 {
-    (void)state;
     for (int s = 0; s < NUM_STRATEGIES; s++) {
         Strategy strategy;
         for (int i = 0; i < NUM_CASES && use_strategy(&strategy, s); i++)
@@ -239,10 +238,8 @@ static void test_strategies(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_unsharded),
-                                        cmocka_unit_test(test_strategies) };
     start_ranks(&argc, &argv);
     architecture_add(&mapped);
     unit_kind_add(&mapping_kind, 1);
-    return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
+    return finish_ranks(run_all_tests(NULL, NULL));
 }

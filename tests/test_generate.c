@@ -1,5 +1,6 @@
 /* ./train --generate as a user runs it: continuations on stdout, their ends, their settings, and
  * errors. */
+#include "tests/test.h"
 #include "tests/launch.h"
 
 enum { MOST = 128 };
@@ -69,9 +70,8 @@ static void expect_same(const Continuation *a, const Continuation *b)
 
 /* transformers' continuation of the second of two prompts, after a blank line; the first prompt is
  * a plain list. */
-static void test_greedy(void **state)
+TEST(test_greedy)
 {
-    (void)state;
     json_t *o = json_load_file("tests/golden/mistral/continuation.json", 0, NULL);
     json_t *expected = json_object_get(o, "tokens");
     char *prompt = json_dumps(json_object_get(o, "prompt"), 0), text[1024];
@@ -96,9 +96,8 @@ static void test_greedy(void **state)
 /* Samples depend on the seed, not on the ranks: weights are gathered whole, each stage has those of
  * its blocks, and so all compute the same bits. Logits of tensor ranks differ by roundings of F32,
  * next to which the borders between tokens are far apart. */
-static void test_draws(void **state)
+TEST(test_draws)
 {
-    (void)state;
     static const char text[] = "[5, 6, 7]\n[8]\n[5, 6, 7]\n";
     static const char arguments[] = "--load_path=tests/golden/llama-gqa-tied --recipe=f32 "
                                     "--max_new_tokens=30 --temperature=1.5";
@@ -128,9 +127,8 @@ static void test_draws(void **state)
 
 /* A text ends after any eos token of generation_config.json, or after the given one, else at the
  * end of the sequence. */
-static void test_ends(void **state)
+TEST(test_ends)
 {
-    (void)state;
     Continuation cut;
     char command[256], path[256], text[128];
     json_t *o = json_load_file("tests/golden/olmo3/continuation.json", 0, NULL),
@@ -207,9 +205,8 @@ static int read_samples(Continuation *c, int most, const char *run, long step)
  * sequences (context), share layers (tensor) or are stages, and with more prompts than sequences of
  * a micro-batch; and training is the same to the bit. Texts end in the second half of a
  * sequence. */
-static void test_samples(void **state)
+TEST(test_samples)
 {
-    (void)state;
     static const char text[] = "[3, 4]\n[200]\n[9, 8, 7, 6, 5]\n";
     static const char common[] = "--max_duration=4 --save_interval=2 --model.n_kv_heads=2";
     static const struct {
@@ -253,9 +250,8 @@ static void test_samples(void **state)
 
 /* The length of the sequence limits a text, whatever max_new_tokens is: 30 of the 32 tokens are the
  * prompt's. */
-static void test_full_sample(void **state)
+TEST(test_full_sample)
 {
-    (void)state;
     char text[256] = "[";
     Continuation c[1];
     for (int i = 0; i < 30; i++)
@@ -275,9 +271,8 @@ static void test_full_sample(void **state)
 
 /* The checkpoint of test_samples, with its own configuration file, which has the recipe; without it
  * the recipe is bf16. */
-static void test_own_checkpoint(void **state)
+TEST(test_own_checkpoint)
 {
-    (void)state;
     Continuation c;
     expect_status(generate(1, "[3, 4]", "--load_path=%s/plain/latest --max_new_tokens=5", folder),
                   0);
@@ -308,9 +303,8 @@ static void expect_error(const char *text, const char *arguments, const char *me
     expect_output(message);
 }
 
-static void test_errors(void **state)
+TEST(test_errors)
 {
-    (void)state;
     expect_error("[1, 2, 3, 4]\n", "--load_path=tests/golden/llama --model.max_sequence_length=4",
                  "prompts.jsonl:1: a prompt of 4 tokens; expected at most 3");
     expect_error("[1]\n", "--load_path=tests/golden/llama --eval_only",
@@ -326,11 +320,5 @@ static void test_errors(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_greedy),      cmocka_unit_test(test_draws),
-        cmocka_unit_test(test_ends),        cmocka_unit_test(test_samples),
-        cmocka_unit_test(test_full_sample), cmocka_unit_test(test_own_checkpoint),
-        cmocka_unit_test(test_errors),
-    };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+    return run_all_tests(make_folder, remove_folder);
 }

@@ -2,6 +2,7 @@
  * without a factor. */
 #include "kernels/gptq.h"
 #include "model/checkpoint/weight_codes.h"
+#include "tests/test.h"
 #include "tests/kit.h"
 
 /* A layer and its inputs. In double precision h includes damping, with rows and columns in the
@@ -218,9 +219,8 @@ static void check_nearest(const Layer *a)
 /* ---- tests ----------------------------------------------------------------------------------- */
 
 /* NOTE: |e C|^2 is computed from F32 sums of I terms: its error is some I units of roundoff. */
-static void test_published(void **state)
+TEST(test_published)
 {
-    (void)state;
     static const struct {
         int O, I, group;
         bool ordered;
@@ -252,9 +252,8 @@ static void put_h(const Layer *a, double diagonal, double off_diagonal)
 }
 
 /* Uncorrelated inputs: nothing is better than rounding. */
-static void test_identity(void **state)
+TEST(test_identity)
 {
-    (void)state;
     for (int ordered = 0; ordered < 2; ordered++) {
         Layer a;
         make_weights(&a, 37, 160, 32);
@@ -268,9 +267,8 @@ static void test_identity(void **state)
 
 /* H that no damping makes positive definite, and H that needs ten times the damping. With 1 on the
  * diagonal and b elsewhere the least eigenvalue is 1 - (I - 1) |b| for b < 0. */
-static void test_no_factor(void **state)
+TEST(test_no_factor)
 {
-    (void)state;
     static const struct {
         double diagonal, off_diagonal, damping;
     } cases[] = {
@@ -293,9 +291,8 @@ static void test_no_factor(void **state)
 }
 
 /* Inputs that were always 0: their columns are rounded, and do not affect others. */
-static void test_dead(void **state)
+TEST(test_dead)
 {
-    (void)state;
     Layer a;
     make_weights(&a, 20, 160, 32);
     make_inputs(&a, 130);
@@ -311,11 +308,5 @@ static void test_dead(void **state)
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_published),
-        cmocka_unit_test(test_identity),
-        cmocka_unit_test(test_no_factor),
-        cmocka_unit_test(test_dead),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_all_tests(NULL, NULL);
 }

@@ -8,14 +8,12 @@
  * independent, and K = 32 is the root of the ~1000 roundings. The h with the smallest bound is
  * used. */
 #include <math.h>
-#include <stdarg.h>
 #include <stddef.h>
-#include <setjmp.h>
-#include <cmocka.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "kernels/runtime/device.h"
+#include "tests/test.h"
 #include "tests/images.h"
 #include "tests/mapping_unit.h"
 #include "tests/models.h"
@@ -190,26 +188,23 @@ static void check_architecture(SmallModel a, bool documents)
     check_model(architecture_name(a), &m, NULL, documents);
 }
 
-static void test_every_architecture(void **state)
+TEST(test_every_architecture)
 {
-    (void)state;
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
         check_architecture(a, false);
 }
 
 /* A unit between the embedding and the blocks. */
-static void test_added_unit(void **state)
+TEST(test_added_unit)
 {
-    (void)state;
     ModelConfig m = architecture(LLAMA);
     m.architecture = &mapped;
     check_model(mapped.class, &m, NULL, false);
 }
 
 /* A projector, whole or with frozen parts, and with a frozen language model. */
-static void test_images(void **state)
+TEST(test_images)
 {
-    (void)state;
     static char *const parts[] = { "multi_modal_projector.*", "multi_modal_projector.linear_2.*",
                                    "language_model.*" };
     for (int i = 0; i < 5; i++) {
@@ -224,17 +219,15 @@ static void test_images(void **state)
     }
 }
 
-static void test_documents(void **state)
+TEST(test_documents)
 {
-    (void)state;
     check_architecture(LLAMA_GQA, true);
 }
 
 /* Backward of the lowest trained block computes only what its own gradients need: here those of its
  * norms, of q, k and v. */
-static void test_parts(void **state)
+TEST(test_parts)
 {
-    (void)state;
     static char *const parts[] = { "model.layers.1.*layernorm.weight",
                                    "model.layers.1.self_attn.[qkv]_*.weight" };
     const SmallModel models[] = { LLAMA_GQA, OLMO2, QWEN3 };
@@ -260,9 +253,8 @@ static ModelConfig adapted_model(SmallModel a)
     return m;
 }
 
-static void test_adapters(void **state)
+TEST(test_adapters)
 {
-    (void)state;
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
         const ModelConfig m = adapted_model(a);
         check_model(architecture_name(a), &m, NULL, false);
@@ -270,7 +262,7 @@ static void test_adapters(void **state)
 }
 
 /* Three tiles of the MLP, the last one smaller. */
-static void test_tiles(void **state)
+TEST(test_tiles)
 {
     tile = 12;
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
@@ -309,9 +301,8 @@ static float *gradients(const ModelConfig *m, Keep keep, int recompute, int chun
 }
 
 /* Recomputation uses the same values and operations: the same bits. */
-static void test_recomputation(void **state)
+TEST(test_recomputation)
 {
-    (void)state;
     for (int i = 0; i < 2 * NUM_ARCHITECTURES; i++) {
         const ModelConfig m = i % 2 ? adapted_model(i / 2) : architecture(i / 2);
         size_t n;
@@ -329,9 +320,8 @@ static void test_recomputation(void **state)
 }
 
 /* The loss in chunks of 5 tokens: equal except for the order of sums of the head's gradient. */
-static void test_loss_chunks(void **state)
+TEST(test_loss_chunks)
 {
-    (void)state;
     const ModelConfig m = architecture(LLAMA);
     size_t n;
     float *whole = gradients(&m, KEEP_ALL, 0, 0, &n), *chunks = gradients(&m, KEEP_ALL, 0, 5, &n);
@@ -350,16 +340,5 @@ int main(void)
     device_init(0);
     architecture_add(&mapped);
     unit_kind_add(&mapping_kind, 1);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_architecture),
-        cmocka_unit_test(test_added_unit),
-        cmocka_unit_test(test_images),
-        cmocka_unit_test(test_documents),
-        cmocka_unit_test(test_parts),
-        cmocka_unit_test(test_adapters),
-        cmocka_unit_test(test_tiles),
-        cmocka_unit_test(test_recomputation),
-        cmocka_unit_test(test_loss_chunks),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_all_tests(NULL, NULL);
 }

@@ -12,6 +12,7 @@
 #include "model/checkpoint/weight_files.h"
 #include "model/keys/yaml.h"
 #include "model/run/log.h"
+#include "tests/test.h"
 #include "tests/launch.h"
 #include "tests/sanitized.h"
 
@@ -209,9 +210,8 @@ static double seconds_after(const char *text)
 
 /* A save of rank 1, and its shuffle of an epoch of 7 million sequences, take more than ten
  * timeouts. Rank 0 finishes its part at once and waits. */
-static void test_slow(void **state)
+TEST(test_slow)
 {
-    (void)state;
     char arguments[512], command[256];
     double loss[MAX_STEPS];
     if (on_gpu() || SANITIZED) /* slow to start: ten timeouts take minutes */
@@ -239,9 +239,8 @@ static void test_slow(void **state)
 
 /* Arguments may contain %s, the test's folder. Not all at once: a slow run would look like a hung
  * one. */
-static void test_hung(void **state)
+TEST(test_hung)
 {
-    (void)state;
     static const struct {
         const char *fault, *arguments, *since;
     } cases[] = {
@@ -295,9 +294,8 @@ static void test_hung(void **state)
 
 /* A rank that dies in a thread other than the main one cannot end the others, nor does this
  * launcher. */
-static void test_died_in_a_thread(void **state)
+TEST(test_died_in_a_thread)
 {
-    (void)state;
     needs_ranks(2);
     expect_fault(
         start_faulty(2, "shard_read die 12 1", "died", "--timeout_seconds=100 --max_duration=20"),
@@ -307,9 +305,8 @@ static void test_died_in_a_thread(void **state)
 }
 
 /* A run of one rank is watched too. */
-static void test_alone(void **state)
+TEST(test_alone)
 {
-    (void)state;
     const char *arguments = on_gpu() || SANITIZED ? "--timeout_seconds=20 --max_duration=20"
                                                   : "--timeout_seconds=2 --max_duration=20";
     expect_fault(start_faulty(1, "shard_read hang 12 0", "alone", arguments), false,
@@ -321,9 +318,8 @@ static void test_alone(void **state)
 
 /* While files are opened, or in the thread while the main one waits for the first step; also to one
  * rank of several. */
-static void test_signal_before_training(void **state)
+TEST(test_signal_before_training)
 {
-    (void)state;
     static const struct {
         int ranks;
         const char *fault, *said;
@@ -359,13 +355,6 @@ int __wrap_main(int argc, char **argv)
     main_thread = pthread_self();
     if (argc > 1)
         return __real_main(argc, argv);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_slow),
-        cmocka_unit_test(test_hung),
-        cmocka_unit_test(test_died_in_a_thread),
-        cmocka_unit_test(test_alone),
-        cmocka_unit_test(test_signal_before_training),
-    };
     ids = "";
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+    return run_all_tests(make_folder, remove_folder);
 }

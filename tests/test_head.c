@@ -1,5 +1,6 @@
 /* Cross entropy whose gradient is an FP8 operand, against a double reference and on CUDA against
  * the CPU's record. */
+#include "tests/test.h"
 #include "tests/fp8.h"
 #include "tests/loss.h"
 
@@ -76,17 +77,15 @@ static void codes_case(int shape, Format input, Format output, bool saturates)
     release();
 }
 
-static void test_codes(void **state)
+TEST(test_codes)
 {
-    (void)state;
     for (int s = 0; s < SHAPES; s++)
         for (int i = 0; i < 8; i++)
             codes_case(s, inputs[i / 4], outputs[i / 2 % 2], i % 2);
 }
 
-static void test_errors(void **state)
+TEST(test_errors)
 {
-    (void)state;
     const Format f = { BF16, 0 };
     Tensor logits = make(f, 2, 32), plain = make(f, 2, 32),
            groups = make((Format){ E4M3, 16 }, 2, 32), t = make(outputs[0], 2, 32);
@@ -105,7 +104,5 @@ static void test_errors(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_codes),
-                                        cmocka_unit_test(test_errors) };
-    return cmocka_run_group_tests(tests, start_device, NULL);
+    return run_all_tests(start_device, NULL);
 }

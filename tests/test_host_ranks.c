@@ -11,6 +11,7 @@
 #include "model/store/offload.h"
 #include "model/store/param_store_sizes.h"
 #include "model/update/update.h"
+#include "tests/test.h"
 #include "tests/kit.h"
 #include "tests/ranks_state.h"
 
@@ -93,9 +94,8 @@ static void check_frozen_stay(const Run *r)
         assert_false(r->model.sets[u].on_host);
 }
 
-static void test_activations(void **state)
+TEST(test_activations)
 {
-    (void)state;
     static const char *const recipes[] = { "f32", "fp8", "coat", "coat-lean" };
     static const SmallModel models[] = { LLAMA_GQA, OLMO2, QWEN3, OLMO };
     for (int k = 0; k < (int)(sizeof kinds / sizeof *kinds); k++)
@@ -191,9 +191,8 @@ static void check_moved(int i, const Run *r)
     assert_true(units_on_host(store, HOST_MOMENTS) > 0);
 }
 
-static void test_states(void **state)
+TEST(test_states)
 {
-    (void)state;
     for (int i = 0; i < (int)(sizeof states / sizeof *states); i++) {
         const int ranks = comm_size();
         const Strategy choices[] = { { ranks, GATHER_OFTEN, SUM_OFTEN },
@@ -228,9 +227,8 @@ static void test_states(void **state)
 
 /* Where all that a rank has of a block is a norm, its states are groups that reach into the
  * padding. */
-static void test_small_parts(void **state)
+TEST(test_small_parts)
 {
-    (void)state;
     static const Case k = { "bf16", LLAMA,
                             .trainable = { "*.self_attn.o_proj.weight", "*norm.weight" },
                             .optimizer = "adamw8bit" };
@@ -246,9 +244,8 @@ static void test_small_parts(void **state)
 
 /* A state that just fits stays, also where the first unit on the host would cost more than it
  * saves. */
-static void test_fits(void **state)
+TEST(test_fits)
 {
-    (void)state;
     for (int i = 0; i < (int)(sizeof states / sizeof *states); i++)
         for (int k = 0; k < 2; k++) {
             Run r;
@@ -307,9 +304,8 @@ static void ignore_end(void *none, const Operation *o)
 /* With device memory for this many slots, as many blocks stay, and each other block moves once in
  * each direction per micro-batch: back as soon as two blocks have had their backward passes, one
  * after each. */
-static void test_auto(void **state)
+TEST(test_auto)
 {
-    (void)state;
     static const Watch watch = { count_copy, ignore_end, NULL };
     for (int slots = LAYERS; slots >= MIN_SLOTS - 1; slots--) {
         Run r;
@@ -365,9 +361,8 @@ static void write_text(const char *path, const char *text)
     fclose(f);
 }
 
-static void test_host_memory(void **state)
+TEST(test_host_memory)
 {
-    (void)state;
     if (comm_rank() > 0)
         return;
     assert_non_null(mkdtemp(folder));
@@ -399,12 +394,7 @@ static void test_host_memory(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_activations), cmocka_unit_test(test_states),
-        cmocka_unit_test(test_fits),        cmocka_unit_test(test_small_parts),
-        cmocka_unit_test(test_auto),        cmocka_unit_test(test_host_memory)
-    };
     start_ranks(&argc, &argv);
     update_part = 16 * PARAM_ALIGN; /* most parameters have several parts */
-    return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
+    return finish_ranks(run_all_tests(NULL, NULL));
 }

@@ -1,17 +1,14 @@
 /* Hosts that end, fall silent and come back, as seen by the others. Each rank simulates a host. On
  * 2 and 4 ranks. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "kernels/runtime/clock.h"
 #include "kernels/runtime/hosts.h"
+#include "tests/test.h"
 #include "tests/ranks.h"
 
 static bool is_leaving;
@@ -54,9 +51,8 @@ static void expect_named(double silence, const char *expected, const char *name)
 }
 
 /* Healthy hosts are heard, and have not ended. */
-static void test_well(void **state)
+TEST(test_well)
 {
-    (void)state;
     hosts_start(comm_rank());
     comm_barrier();
     look_for(1);
@@ -69,9 +65,8 @@ static void test_well(void **state)
 }
 
 /* The last host is silent for a while: rank 0 names it; then it is back. */
-static void test_silent(void **state)
+TEST(test_silent)
 {
-    (void)state;
     const int last = comm_size() - 1;
     char expected[64];
     if (last == 0)
@@ -99,9 +94,8 @@ static void test_silent(void **state)
 
 /* The last host ends: rank 0 detects it at once, the others do not. Then rank 0 ends, which all
  * detect. */
-static void test_ended(void **state)
+TEST(test_ended)
 {
-    (void)state;
     const int rank = comm_rank(), last = comm_size() - 1;
     char expected[64];
     if (last == 0)
@@ -130,9 +124,8 @@ static void test_ended(void **state)
 }
 
 /* The last host sends that it ends all: rank 0 receives it and forwards it. */
-static void test_leaving(void **state)
+TEST(test_leaving)
 {
-    (void)state;
     const int rank = comm_rank(), last = comm_size() - 1;
     if (last == 0)
         skip();
@@ -160,9 +153,8 @@ static void test_leaving(void **state)
 
 /* Ranks of a host are printed as ranges, also if they are not consecutive: of 4, host 1 has ranks 1
  * and 3, and ends. */
-static void test_ranges(void **state)
+TEST(test_ranges)
 {
-    (void)state;
     const int rank = comm_rank();
     if (comm_size() < 4)
         skip();
@@ -189,9 +181,8 @@ static void test_ranges(void **state)
 }
 
 /* A single host has no connections and never sees a failure. */
-static void test_one_host(void **state)
+TEST(test_one_host)
 {
-    (void)state;
     hosts_start(0);
     look_for(0.1);
     assert_true(hosts_silence() == 0);
@@ -201,11 +192,6 @@ static void test_one_host(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_one_host), cmocka_unit_test(test_well),
-        cmocka_unit_test(test_silent),   cmocka_unit_test(test_ended),
-        cmocka_unit_test(test_leaving),  cmocka_unit_test(test_ranges),
-    };
     start_ranks(&argc, &argv);
-    return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
+    return finish_ranks(run_all_tests(NULL, NULL));
 }

@@ -1,6 +1,7 @@
 /* The projector: its operations against formulas in double, and models with images against models
  * without. Gradients: test_gradients.c; transformers: test_parity.c; ranks: test_images_ranks.c. */
 #include "model/store/param_store_sizes.h"
+#include "tests/test.h"
 #include "tests/kit.h"
 
 #include <math.h>
@@ -22,9 +23,8 @@ static double gelu_slope(double x)
 }
 
 /* erff: 2 ulp near 1, and the sum 1 + erf keeps an absolute error. */
-static void test_gelu(void **state)
+TEST(test_gelu)
 {
-    (void)state;
     const int N = 12, C = 40;
     for (int f = 0; f < FORMAT_ROWS; f++) {
         Tensor x = make_filled(format_rows[f].act, N, C, 1, -5, 5),
@@ -51,9 +51,8 @@ static void test_gelu(void **state)
     }
 }
 
-static void test_rows(void **state)
+TEST(test_rows)
 {
-    (void)state;
     enum { N = 9, C = 16, R = 5 };
     const int at[R] = { 7, -1, 0, 3, -1 };
     int *places = device_alloc(sizeof at);
@@ -150,9 +149,8 @@ static void check_same_gradient(const Trainer *a, int u, const Trainer *b, int v
 /* An identity projector whose features are the embedding's rows of tokens gives the bits of these
  * tokens; the embedding's row of the image's token has gradient 0, and the projector's is dy^T
  * x. */
-static void test_identity(void **state)
+TEST(test_identity)
 {
-    (void)state;
     const ModelConfig plain = architecture(LLAMA);
     ModelConfig m = with_images(plain, PROJECTOR_LINEAR, false);
     enum { C = 64 };
@@ -202,9 +200,8 @@ static const char *const names[] = { "f32", "bf16", "fp8", "coat", "coat-lean" }
 
 /* Without images the model has the bits of its text model, and the projector's gradients are 0,
  * whatever their memory held. */
-static void test_text_only(void **state)
+TEST(test_text_only)
 {
-    (void)state;
     for (int r = 0; r < 5; r++) {
         const ModelConfig plain = architecture(LLAMA), m = with_images(plain, PROJECTOR_MLP, true);
         Trainer a, b;
@@ -239,9 +236,8 @@ static void test_text_only(void **state)
 
 /* Other features, another loss; the same again, the same bits. In BF16 features as in F32,
  * rounded. */
-static void test_features(void **state)
+TEST(test_features)
 {
-    (void)state;
     for (int r = 0; r < 5; r++) {
         const ModelConfig m = with_images(architecture(LLAMA), PROJECTOR_MLP, r % 2);
         Trainer t;
@@ -301,9 +297,8 @@ static float *logits_after(int most)
     return logits;
 }
 
-static void test_long_prompt(void **state)
+TEST(test_long_prompt)
 {
-    (void)state;
     const float *whole = logits_after(LONG), *pieces = logits_after(ONCE);
     check_same_bytes("logits", whole, pieces,
                      sizeof *whole * (size_t)architecture(LLAMA).vocab_size);
@@ -313,10 +308,5 @@ static void test_long_prompt(void **state)
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gelu),     cmocka_unit_test(test_rows),
-        cmocka_unit_test(test_identity), cmocka_unit_test(test_text_only),
-        cmocka_unit_test(test_features), cmocka_unit_test(test_long_prompt),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_all_tests(NULL, NULL);
 }

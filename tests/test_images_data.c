@@ -1,10 +1,7 @@
 /* data/images: which row of which image the tokens of a file show, in cut and packed sequences, and
  * what is wrong with files. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
-#include <cmocka.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +12,7 @@
 #include "data/images.h"
 #include "data/loader.h"
 #include "kernels/runtime/error.h"
+#include "tests/test.h"
 #include "tests/shards.h"
 
 enum { T = 8, VOCAB = 100, TOKEN = 99, EOS = 0, ROWS = 3, COLS = 8, IMAGES = 5, LENGTH = 3 * T };
@@ -138,9 +136,8 @@ static void check_token(const Batch *b, int n, int offset)
 }
 
 /* Sequences of a file one after the other: an image is cut between the first and the second. */
-static void test_cut(void **state)
+TEST(test_cut)
 {
-    (void)state;
     for (int f32 = 0; f32 < 2; f32++) {
         char *paths[] = { in("a.npy") }, *indexes[] = { in("a.index") };
         write_features(f32 ? "f32" : "bf16", ROWS, COLS);
@@ -166,9 +163,8 @@ static void test_cut(void **state)
 
 /* In a file of two blocks between which images are counted: images in both, and one across the
  * border. */
-static void test_long_file(void **state)
+TEST(test_long_file)
 {
-    (void)state;
     enum { LONG = 2 * 4096, COUNT = 4 };
     static const int start[COUNT] = { 5, 1000, 4095, 4099 };
     static const uint32_t images[COUNT] = { 1, 3, 0, 4 };
@@ -199,9 +195,8 @@ static void test_long_file(void **state)
 
 /* Whole documents: the first, of 11 tokens, is truncated or split; where a piece begins does not
  * matter. */
-static void test_packed(void **state)
+TEST(test_packed)
 {
-    (void)state;
     write_features("bf16", ROWS, COLS);
     for (int split = 0; split < 2; split++) {
         char *paths[] = { in("a.npy") }, *indexes[] = { in("a.index") };
@@ -232,9 +227,8 @@ static void test_packed(void **state)
 }
 
 /* On every rank the same rows for the same sequences. */
-static void test_ranks(void **state)
+TEST(test_ranks)
 {
-    (void)state;
     char *paths[] = { in("a.npy") }, *indexes[] = { in("a.index") };
     const DataSpec spec = spec_of(paths, indexes);
     for (int rank = 0; rank < 3; rank++) {
@@ -314,9 +308,8 @@ static LoaderState see(Seen *seen, const DataSpec *spec, int steps, int rank, in
 
 /* Each source shows its own images; steps do not depend on ranks, nor on where a run was
  * resumed. */
-static void test_mixture(void **state)
+TEST(test_mixture)
 {
-    (void)state;
     MixSource mix[3];
     DataSpec spec = spec_of(NULL, NULL);
     spec.num_paths = 0;
@@ -378,9 +371,8 @@ static void fails(const DataSpec *spec, const char *text)
         loader_close(o.loader);
 }
 
-static void test_errors(void **state)
+TEST(test_errors)
 {
-    (void)state;
     char *paths[] = { in("a.npy"), in("a.npy") }, *indexes[] = { in("b.index") };
     DataSpec spec = spec_of(paths, indexes);
     const uint32_t beyond[] = { 4, 5, 2 };
@@ -420,9 +412,8 @@ static void test_errors(void **state)
 
 /* Features of another tower of the same width; of the same one; and of a tower that is not
  * known. */
-static void test_tower(void **state)
+TEST(test_tower)
 {
-    (void)state;
     char *paths[] = { in("a.npy") }, *indexes[] = { in("a.index") };
     DataSpec spec = spec_of(paths, indexes);
     write_tokens("a.npy");
@@ -450,9 +441,8 @@ static void test_tower(void **state)
 
 /* Features of other settings than those of the model's folder: a key of each file, one that is
  * given, one that is not, numbers and what stands for them. */
-static void test_settings(void **state)
+TEST(test_settings)
 {
-    (void)state;
     char *paths[] = { in("a.npy") }, *indexes[] = { in("a.index") };
     char *files[] = { in("config.json"), in("preprocessor_config.json"),
                       in("processor_config.json") };
@@ -510,9 +500,8 @@ static void test_settings(void **state)
 }
 
 /* Errors of a mixture name the source. */
-static void test_mixture_errors(void **state)
+TEST(test_mixture_errors)
 {
-    (void)state;
     MixSource mix[3];
     DataSpec spec = spec_of(NULL, NULL);
     spec.num_paths = 0;
@@ -560,12 +549,5 @@ static int remove_folder(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cut),           cmocka_unit_test(test_long_file),
-        cmocka_unit_test(test_packed),        cmocka_unit_test(test_ranks),
-        cmocka_unit_test(test_errors),        cmocka_unit_test(test_tower),
-        cmocka_unit_test(test_settings),      cmocka_unit_test(test_mixture),
-        cmocka_unit_test(test_mixture_errors)
-    };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+    return run_all_tests(make_folder, remove_folder);
 }

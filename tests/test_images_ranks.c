@@ -3,6 +3,7 @@
  * losses and gradient norms of ranks that each compute the whole batch. In F32 these differ by the
  * order of sums only: up to 32 terms of 2 sums, a few u = 2^-24 of each; three steps of AdamW with
  * eps 1e-5 pass it on. 1e-5 is 80 times of that. */
+#include "tests/test.h"
 #include "tests/images.h"
 #include "tests/ranks_case.h"
 
@@ -69,9 +70,8 @@ static Result run(const Case *k, Strategy s, bool whole)
 }
 
 /* All parameters, only the projector, LoRA and QLoRA. */
-static void test_f32(void **state)
+TEST(test_f32)
 {
-    (void)state;
     static const Case cases[] = {
         { "f32", LLAMA },
         { "f32", LLAMA, .trainable = { "multi_modal_projector.*" } },
@@ -98,9 +98,8 @@ static void test_f32(void **state)
 }
 
 /* Other recipes: the same bits in a second run, and finite losses, in every way. */
-static void test_recipes(void **state)
+TEST(test_recipes)
 {
-    (void)state;
     static const char *const names[] = { "coat", "coat-lean", "bf16" };
     for (int way = 0; way < NUM_WAYS; way++) {
         const Case k = { names[way % 3], LLAMA };
@@ -117,7 +116,5 @@ static void test_recipes(void **state)
 int main(int argc, char **argv)
 {
     start_ranks(&argc, &argv);
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_f32),
-                                        cmocka_unit_test(test_recipes) };
-    return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
+    return finish_ranks(run_all_tests(NULL, NULL));
 }

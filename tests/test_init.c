@@ -6,6 +6,7 @@
  * elements or more: 22 % of the variance, or 11 % of the standard deviation. The formulas differ by
  * 22 % at least: from the second block to the third. */
 #include "model/store/param_store_sizes.h"
+#include "tests/test.h"
 #include "tests/kit.h"
 
 #include "tests/models.h"
@@ -134,9 +135,8 @@ static void check_model(const ModelConfig *m, double cutoff)
     release();
 }
 
-static void test_deviations(void **state)
+TEST(test_deviations)
 {
-    (void)state;
     for (InitFn fn = INIT_MITCHELL; fn <= INIT_FULL_MEGATRON; fn++) {
         const ModelConfig as_usual = model_of(fn, 0), cut = model_of(fn, 1.5);
         check_model(&as_usual, fn == INIT_NORMAL ? 0 : 3);
@@ -144,9 +144,8 @@ static void test_deviations(void **state)
     }
 }
 
-static void test_adapters(void **state)
+TEST(test_adapters)
 {
-    (void)state;
     const ModelConfig m =
         with_adapters(model_of(INIT_MITCHELL, 0), RANK, ALL_MODULES, BASE_AS_FROZEN);
     check_model(&m, 3);
@@ -154,9 +153,8 @@ static void test_adapters(void **state)
 
 /* Random numbers are indexed by element: no two elements share one. Adapters have a separate
  * seed. */
-static void test_numbers(void **state)
+TEST(test_numbers)
 {
-    (void)state;
     enum { MOST = 64 };
     struct {
         size_t first, end;
@@ -189,8 +187,5 @@ static void test_numbers(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_deviations),
-                                        cmocka_unit_test(test_adapters),
-                                        cmocka_unit_test(test_numbers) };
-    return cmocka_run_group_tests(tests, start_device, NULL);
+    return run_all_tests(start_device, NULL);
 }

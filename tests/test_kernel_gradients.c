@@ -4,6 +4,7 @@
  * (D(2h) - D(h)) / 3, so |D(2h) - D(h)| bounds it while the cubic term dominates. Outputs that a
  * perturbation does not change cancel exactly; each other output has an error of k u max|y|, with k
  * given at the operation, which D(h) divides by h. */
+#include "tests/test.h"
 #include "tests/kit.h"
 
 enum { MAX_SAMPLES = 200 };
@@ -117,9 +118,8 @@ static void norm_case(NormKind kind, bool weight, bool residual, int N, int C)
     release();
 }
 
-static void test_norm(void **state)
+TEST(test_norm)
 {
-    (void)state;
     for (int i = 0; i < 8; i++) {
         norm_case(i & 1 ? LAYER_NORM : RMS_NORM, i & 2, i & 4, 3, 16);
         if (on_cpu()) {
@@ -155,9 +155,8 @@ static void matmul_case(int N, int C, int O)
     release();
 }
 
-static void test_matmul(void **state)
+TEST(test_matmul)
 {
-    (void)state;
     matmul_case(8, 16, 8);
     if (on_cpu()) {
         matmul_case(1, 1, 1);
@@ -171,9 +170,8 @@ static void run_embedding(void)
     embedding_forward(now.y, now.tokens, now.w);
 }
 
-static void test_embedding(void **state)
+TEST(test_embedding)
 {
-    (void)state;
     enum { N = 6, C = 8, V = 5 };
     const int tokens[N] = { 4, 0, 4, 2, 0, 4 };
     now.tokens = put_sorted(tokens, N, V);
@@ -201,9 +199,8 @@ static void swiglu_case(int N, int width)
     release();
 }
 
-static void test_swiglu(void **state)
+TEST(test_swiglu)
 {
-    (void)state;
     swiglu_case(4, 16);
     if (on_cpu()) {
         swiglu_case(1, 1);
@@ -237,9 +234,8 @@ static void loss_case(int N, int V, int vocab, float scale, float z_weight)
     release();
 }
 
-static void test_loss(void **state)
+TEST(test_loss)
 {
-    (void)state;
     loss_case(4, 16, 13, 0.5f, 0);
     loss_case(4, 16, 16, 0.5f, 0.1f);
     if (on_cpu()) {
@@ -315,9 +311,8 @@ static void rope_case(float clip, Norms norms, int B, int T, int H, int K, int D
     release();
 }
 
-static void test_rope(void **state)
+TEST(test_rope)
 {
-    (void)state;
     for (int i = 0; i < 6; i++) {
         const float clip = i % 2 ? 0.6f : 0;
         const Norms norms = (Norms)(i / 2);
@@ -364,9 +359,8 @@ static void attention_case(const int *start, int B, int T, int H, int K, int D, 
     release();
 }
 
-static void test_attention(void **state)
+TEST(test_attention)
 {
-    (void)state;
     static const int documents[] = { 0, 3, 4, 8, 10, 16 }, singles[] = { 0, 1, 2, 3, 4, 5, 6 };
     attention_case(NULL, 2, 8, 4, 2, 8, 0);
     attention_case(NULL, 2, 8, 4, 2, 8, 3);
@@ -386,11 +380,5 @@ int main(int argc, char **argv)
 {
     if (argc > 1)
         cmocka_set_skip_filter(argv[1]);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_norm),      cmocka_unit_test(test_matmul),
-        cmocka_unit_test(test_embedding), cmocka_unit_test(test_swiglu),
-        cmocka_unit_test(test_loss),      cmocka_unit_test(test_rope),
-        cmocka_unit_test(test_attention),
-    };
-    return cmocka_run_group_tests(tests, start_device, NULL);
+    return run_all_tests(start_device, NULL);
 }

@@ -5,6 +5,7 @@
  * covers tensor cores, which truncate instead of rounding. Elementwise F32 functions have errors of
  * at most 4 u (CUDA's expf and rsqrtf: 2 ulp). Each operation runs twice, for each row of formats,
  * on odd (for the CPU only), small and medium shapes. */
+#include "tests/test.h"
 #include "tests/golden.h"
 #include "tests/loss.h"
 
@@ -209,9 +210,8 @@ static void norm_cases_of(const FormatRow *f, const Shape *s)
     }
 }
 
-static void test_norm(void **state)
+TEST(test_norm)
 {
-    (void)state;
     for_all(norm_cases_of);
 }
 
@@ -303,9 +303,8 @@ static void matmul_cases(const FormatRow *f, const Shape *s)
     EMPTY_IS_ZEROS(dw, matmul_dw(dw, dy, x));
 }
 
-static void test_matmul(void **state)
+TEST(test_matmul)
 {
-    (void)state;
     for_all(matmul_cases);
     for_all(bias_cases);
 }
@@ -348,9 +347,8 @@ static void embedding_cases(const FormatRow *f, const Shape *s)
     EMPTY_IS_ZEROS(dw, embedding_backward(dw, sorted, dy));
 }
 
-static void test_embedding(void **state)
+TEST(test_embedding)
 {
-    (void)state;
     for_all(embedding_cases);
 }
 
@@ -397,9 +395,8 @@ static void swiglu_cases(const FormatRow *f, const Shape *s)
                      tensor_bytes(act));
 }
 
-static void test_swiglu(void **state)
+TEST(test_swiglu)
 {
-    (void)state;
     for_all(swiglu_cases);
 }
 
@@ -436,18 +433,12 @@ static void loss_cases(const FormatRow *f, const Shape *s)
                          y[i * V + j]);
 }
 
-static void test_loss(void **state)
+TEST(test_loss)
 {
-    (void)state;
     for_all(loss_cases);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_norm),      cmocka_unit_test(test_matmul),
-        cmocka_unit_test(test_embedding), cmocka_unit_test(test_swiglu),
-        cmocka_unit_test(test_loss),
-    };
-    return cmocka_run_group_tests(tests, start_device, NULL);
+    return run_all_tests(start_device, NULL);
 }

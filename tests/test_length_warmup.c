@@ -1,5 +1,6 @@
 /* Runs with sequence_length_warmup: short sequences are those of documents that end where the
  * sequences end; after the warmup, and in evaluation, sequences are whole. */
+#include "tests/test.h"
 #include "tests/launch.h"
 
 /* Sequences of 32 tokens whose 8th, 16th, ... token ends a document. */
@@ -44,9 +45,8 @@ static void check_same(const char *a, const char *b, int first, int last, double
 
 /* In all six steps sequences have 8 tokens, so documents of 8 change nothing either; on two ranks
  * that share sequences, too. */
-static void test_pieces(void **state)
+TEST(test_pieces)
 {
-    (void)state;
     static const char warmup[] =
         "--sequence_length_warmup.min_sequence_length=8 --sequence_length_warmup.warmup_steps=100";
     char more[256];
@@ -70,9 +70,8 @@ static void test_pieces(void **state)
 
 /* 8 + 24 (step - 1) / 4 tokens, in multiples of 8; all tokens and labels are there, and evaluation
  * has whole sequences. */
-static void test_lengths(void **state)
+TEST(test_lengths)
 {
-    (void)state;
     static const char warmup[] =
         "--sequence_length_warmup.min_sequence_length=8 --sequence_length_warmup.warmup_steps=4 "
         "--eval_interval=2";
@@ -110,9 +109,8 @@ static void test_lengths(void **state)
     check_same("grows", "resumed", 1, 6, 1e-6);
 }
 
-static void test_errors(void **state)
+TEST(test_errors)
 {
-    (void)state;
     expect_status(run(1, "wrong", "--sequence_length_warmup.min_sequence_length=8"), 1);
     expect_output("warmup_steps is missing");
     expect_status(run(1, "wrong",
@@ -125,10 +123,5 @@ static void test_errors(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_pieces),
-        cmocka_unit_test(test_lengths),
-        cmocka_unit_test(test_errors),
-    };
-    return cmocka_run_group_tests(tests, make_data, remove_folder);
+    return run_all_tests(make_data, remove_folder);
 }

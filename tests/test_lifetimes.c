@@ -3,6 +3,7 @@
  * placements are tried. */
 #include <math.h>
 
+#include "tests/test.h"
 #include "tests/kit.h"
 
 #include "kernels/runtime/error.h"
@@ -265,9 +266,8 @@ static ModelConfig small(SmallModel a)
 
 /* Every architecture, recipe and keep; half of each with the head in FP8, and with scales of the
  * step. */
-static void test_bits(void **state)
+TEST(test_bits)
 {
-    (void)state;
     static const char *const names[] = { "bf16", "fp8", "coat", "coat-lean" };
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
         for (int r = 0; r < 4; r++)
@@ -279,9 +279,8 @@ static void test_bits(void **state)
 }
 
 /* Two tiles of the MLP, the last one smaller; also of only one of two blocks. */
-static void test_tiles(void **state)
+TEST(test_tiles)
 {
-    (void)state;
     static const char *const names[] = { "bf16", "fp8", "coat", "coat-lean" };
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
         for (int r = 0; r < 4; r++) {
@@ -300,9 +299,8 @@ static void test_tiles(void **state)
         }
 }
 
-static void test_adapters(void **state)
+TEST(test_adapters)
 {
-    (void)state;
     static const char *const names[] = { "bf16", "fp8", "coat-lean" };
     static const BaseFormat base[] = { BASE_AS_FROZEN, BASE_E4M3, BASE_NF4 };
     for (int r = 0; r < 3; r++)
@@ -315,9 +313,8 @@ static void test_adapters(void **state)
 }
 
 /* Only one of the two blocks keeps its input; the other uses shared memory. */
-static void test_parts(void **state)
+TEST(test_parts)
 {
-    (void)state;
     static const char *const names[] = { "bf16", "fp8", "coat", "coat-lean" };
     static const SmallModel models[] = { LLAMA_GQA, OLMO2, QWEN3 };
     for (int i = 0; i < 3 * 4 * 2; i++) {
@@ -350,9 +347,8 @@ static size_t block_bytes(const char *recipe, Keep keep, int recompute)
 }
 
 /* Each block has exactly the memory that it keeps, up to the alignment of 256 bytes. */
-static void test_parts_bytes(void **state)
+TEST(test_parts_bytes)
 {
-    (void)state;
     static const struct {
         int recompute, blocks;
     } part[] = { { 2, 12 }, { 3, 8 }, { 4, 6 }, { 8, 3 }, { -3, 16 }, { -4, 18 } };
@@ -374,9 +370,8 @@ static void test_parts_bytes(void **state)
 /* Without a backward pass nothing is kept for it, whatever the recipe keeps, and lifetimes are
  * shorter: with several placements, a write after a buffer's lifetime is likely to overwrite
  * another buffer. */
-static void test_forward_only(void **state)
+TEST(test_forward_only)
 {
-    (void)state;
     static const char *const names[] = { "f32", "bf16", "fp8", "coat", "coat-lean" };
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
         for (int r = 0; r < 5; r++)
@@ -433,9 +428,8 @@ static void check_meetings(const char *recipe, Keep keep)
     release();
 }
 
-static void test_meetings(void **state)
+TEST(test_meetings)
 {
-    (void)state;
     if (!SANITIZED)
         check_meetings("coat", KEEP_INPUTS);
     check_meetings("bf16", KEEP_BLOCK);
@@ -443,9 +437,8 @@ static void test_meetings(void **state)
 
 /* Tensor ranks gather rows of a gradient, which they encode from BUFFER_own, while they compute
  * attention's output again: a buffer is live until its exchange has ended. */
-static void test_exchange(void **state)
+TEST(test_exchange)
 {
-    (void)state;
     const ModelConfig m = without_wide_norms(small(OLMO2));
     const Mesh mesh = mesh_of_tensor(2, 1, 1, 1, 2);
     Config c;
@@ -463,9 +456,8 @@ static void test_exchange(void **state)
 
 /* If an operation is forgotten, another reads memory that was not written: here half of the
  * head's. */
-static void test_forgotten(void **state)
+TEST(test_forgotten)
 {
-    (void)state;
     const ModelConfig m = small(LLAMA);
     Config c;
     Model model;
@@ -483,9 +475,8 @@ static void test_forgotten(void **state)
 }
 
 /* The size is within a tenth of the lower bound of any placement. */
-static void test_bytes(void **state)
+TEST(test_bytes)
 {
-    (void)state;
     static const char *const names[] = { "bf16", "fp8", "coat", "coat-lean" };
     for (int i = 0; i < 4 * 3 * 2; i++) {
         Model m;
@@ -506,12 +497,5 @@ static void test_bytes(void **state)
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bits),         cmocka_unit_test(test_tiles),
-        cmocka_unit_test(test_adapters),     cmocka_unit_test(test_parts),
-        cmocka_unit_test(test_forward_only), cmocka_unit_test(test_meetings),
-        cmocka_unit_test(test_exchange),     cmocka_unit_test(test_forgotten),
-        cmocka_unit_test(test_bytes),        cmocka_unit_test(test_parts_bytes),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_all_tests(NULL, NULL);
 }

@@ -4,6 +4,7 @@
 #include "model/config/export_options.h"
 #include "model/formats/adapter.h"
 #include "model/formats/hf.h"
+#include "tests/test.h"
 #include "tests/saved.h"
 
 #include <jansson.h>
@@ -170,9 +171,8 @@ static void check_config(const char *name, const char *folder)
 
 /* Loaded and saved: all tensors are the same. Trained for two steps: the tower is, and a resume in
  * the middle has the same bits, also if the folder of the start is gone. */
-static void test_round_trip(void **state)
+TEST(test_round_trip)
 {
-    (void)state;
     for (int g = 0; g < GOLDENS; g++) {
         Trainer t, again;
         const char *start = copied(goldens[g]);
@@ -222,9 +222,8 @@ static void check_adapter_folder(const char *folder)
 
 /* Adapters and the projector, saved next to each other: a resume has the same bits, also over a
  * base in NF4; the merged folder computes what the adapters do, and has the trained projector. */
-static void test_adapters(void **state)
+TEST(test_adapters)
 {
-    (void)state;
     for (BaseFormat stored = BASE_AS_FROZEN; stored <= BASE_NF4; stored++) {
         Trainer t, again, merged;
         const char *base = "tests/golden/llava-llama";
@@ -256,9 +255,8 @@ static void test_adapters(void **state)
     }
 }
 
-static void test_export(void **state)
+TEST(test_export)
 {
-    (void)state;
     for (int g = 0; g < GOLDENS; g++) {
         const char *source = path_of(text("tests/golden/%s", goldens[g])),
                    *target = path_of(text("%s/exported-%d", root, g));
@@ -282,9 +280,8 @@ static uint64_t fingerprint_in(const char *folder)
 
 /* The hashes that scripts/make_image_features.py computes of the goldens; saved and exported
  * folders have the same ones. */
-static void test_samples(void **state)
+TEST(test_samples)
 {
-    (void)state;
     static const uint64_t known[GOLDENS] = { 0x939f26f8c251187f, 0x30b1e64c9a771979,
                                              0xca75c6486f6ab463 };
     for (int g = 0; g < GOLDENS; g++) {
@@ -309,9 +306,8 @@ static double loss_from(const char *folder)
 
 /* Codes of the language model only, as config.json says; the folder computes what its export to F32
  * does. Reading by transformers: scripts/round_trip_llava_quantized.py. */
-static void test_coded(void **state)
+TEST(test_coded)
 {
-    (void)state;
     static const struct {
         const char *dtype, *list, *first;
         int count;
@@ -369,9 +365,8 @@ static ModelConfig read_json(const char *json)
     "{\"architectures\": [\"LlavaForConditionalGeneration\"], \"model_type\": \"llava\"" more "}"
 
 /* The folder of LLaVA-1.5-7B: most keys are the classes' defaults. */
-static void test_defaults(void **state)
+TEST(test_defaults)
 {
-    (void)state;
     const ModelConfig m = read_json(LLAVA(
         ", \"image_token_index\": 32000, \"pad_token_id\": 32001, \"vision_feature_layer\": -2, "
         "\"text_config\": {\"architectures\": [\"LlamaForCausalLM\"], \"max_position_embeddings\": "
@@ -420,9 +415,8 @@ static void test_defaults(void **state)
 
 #define TOWER ", \"vision_config\": {\"model_type\": \"clip_vision_model\"}"
 
-static void test_refused(void **state)
+TEST(test_refused)
 {
-    (void)state;
     DIES("config.json: text_config is of model_type qwen2; in a LlavaForConditionalGeneration only "
          "llama, mistral and qwen3",
          read_json(LLAVA(", \"text_config\": {\"model_type\": \"qwen2\"}" TOWER)));
@@ -495,9 +489,8 @@ static const char *older(const char *golden)
     return folder;
 }
 
-static void test_older_names(void **state)
+TEST(test_older_names)
 {
-    (void)state;
     const char *const golden = "tests/golden/lora/llava-llama", *const folders[] = {
         golden, older(golden)
     };
@@ -517,9 +510,8 @@ static void test_older_names(void **state)
 
 /* Folders that do not fit the model: adapters of the tower, a projector that is missing or that
  * nobody announced, other tokens. */
-static void test_unfit(void **state)
+TEST(test_unfit)
 {
-    (void)state;
     static const char base[] = "tests/golden/llava-llama",
                       projector[] = "[\"multi_modal_projector\"]";
     const struct {
@@ -558,12 +550,5 @@ static void test_unfit(void **state)
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip),  cmocka_unit_test(test_adapters),
-        cmocka_unit_test(test_export),      cmocka_unit_test(test_coded),
-        cmocka_unit_test(test_samples),     cmocka_unit_test(test_unfit),
-        cmocka_unit_test(test_older_names), cmocka_unit_test(test_defaults),
-        cmocka_unit_test(test_refused)
-    };
-    return cmocka_run_group_tests(tests, make_root, remove_root);
+    return run_all_tests(make_root, remove_root);
 }

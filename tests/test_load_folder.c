@@ -1,14 +1,12 @@
 /* Runs that start from a published model: without a configuration file, or with one without a model
  * section; and messages for an unreadable load_path. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
-#include <cmocka.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 
 #include "model/formats/loadable.h"
+#include "tests/test.h"
 #include "tests/kit.h"
 #include "tests/try_config.h"
 
@@ -38,9 +36,8 @@ static Config *load_without_file(const char *a, const char *b, const char *c)
     return config;
 }
 
-static void test_without_file(void **state)
+TEST(test_without_file)
 {
-    (void)state;
     write_file("config.json", "{" LONG_LLAMA ", \"eos_token_id\": null}");
     write_file("generation_config.json", "{\"eos_token_id\": [7, 9], \"pad_token_id\": 3}");
     Config *c = load_without_file("--data.paths=a.npy", "--seed=3", NULL);
@@ -79,9 +76,8 @@ static void test_without_file(void **state)
     config_free(c);
 }
 
-static void test_nothing_given(void **state)
+TEST(test_nothing_given)
 {
-    (void)state;
     static const struct {
         const char *first, *second, *words;
     } list[] = {
@@ -108,9 +104,8 @@ static void test_nothing_given(void **state)
 }
 
 /* The sequence length of the model, or of its run. */
-static void test_length(void **state)
+TEST(test_length)
 {
-    (void)state;
     try_write_hf("{" TRY_LLAMA "}");
     Config *c = try_load(1, from, NULL, NULL, NULL);
     assert_int_equal(c->model.max_sequence_length, 512);
@@ -165,9 +160,8 @@ static void test_length(void **state)
 }
 
 /* files: made in a folder. given: the part of it used as load_path; with a slash another path. */
-static void test_what_it_is(void **state)
+TEST(test_what_it_is)
 {
-    (void)state;
     static const struct {
         const char *files, *given, *words;
     } list[] = {
@@ -224,11 +218,5 @@ static int begin(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_without_file),
-        cmocka_unit_test(test_nothing_given),
-        cmocka_unit_test(test_length),
-        cmocka_unit_test(test_what_it_is),
-    };
-    return cmocka_run_group_tests(tests, begin, try_remove_folder);
+    return run_all_tests(begin, try_remove_folder);
 }

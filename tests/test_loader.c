@@ -6,15 +6,12 @@
 #include "kernels/kernels.h"
 #include "kernels/runtime/error.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <cmocka.h>
-
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "tests/test.h"
 #include "tests/shards.h"
 
 enum { T = 6, INSTANCES = 20, VOCAB = 50304 };
@@ -101,9 +98,8 @@ static void collect(uint32_t *index, int steps, int G, int W, LoaderState from)
     }
 }
 
-static void test_order_is_the_same_for_any_number_of_ranks(void **state)
+TEST(test_order_is_the_same_for_any_number_of_ranks)
 {
-    (void)state;
     enum { G = 8, STEPS = 6 }; /* 2 steps per epoch: 4 of 20 instances are dropped */
     LoaderState start = { 0, 0 };
     uint32_t expected[STEPS * G], index[STEPS * G], epoch[INSTANCES];
@@ -119,9 +115,8 @@ static void test_order_is_the_same_for_any_number_of_ranks(void **state)
     }
 }
 
-static void test_every_instance_once_per_epoch(void **state)
+TEST(test_every_instance_once_per_epoch)
 {
-    (void)state;
     enum { G = 4, STEPS = INSTANCES / G };
     uint32_t index[2 * INSTANCES];
     for (int W = 1; W <= 4; W *= 2) {
@@ -152,9 +147,8 @@ static void assert_tokens(const Batch *b)
     assert_int_equal(b->labels, labels);
 }
 
-static void test_tokens_and_targets(void **state)
+TEST(test_tokens_and_targets)
 {
-    (void)state;
     DataSpec spec = small_spec(true);
     Loader *l = loader_open(&spec, 5, 0, 1);
     Batch b;
@@ -171,9 +165,8 @@ static void test_tokens_and_targets(void **state)
 
 /* At every instance of two epochs, also if it is not a multiple of the batch (the batch may have
  * changed). */
-static void test_resume_at_every_instance(void **state)
+TEST(test_resume_at_every_instance)
 {
-    (void)state;
     DataSpec spec = small_spec(true);
     Loader *l = loader_open(&spec, 4, 1, 2);
     uint32_t order[2][INSTANCES];
@@ -202,9 +195,8 @@ static void test_resume_at_every_instance(void **state)
 
 /* Instances that are too few for a step of the saved run are enough for a step of fewer
  * sequences. */
-static void test_resume_with_fewer(void **state)
+TEST(test_resume_with_fewer)
 {
-    (void)state;
     enum { G = INSTANCES * 2 / 3 };
     DataSpec spec = small_spec(true);
     uint32_t order[INSTANCES];
@@ -221,9 +213,8 @@ static void test_resume_with_fewer(void **state)
     loader_close(fewer);
 }
 
-static void test_resume_in_a_new_loader(void **state)
+TEST(test_resume_in_a_new_loader)
 {
-    (void)state;
     enum { G = 4, STEPS = 12 };
     LoaderState start = { 0, 0 };
     uint32_t whole[STEPS * G], part[STEPS * G];
@@ -241,9 +232,8 @@ static void test_resume_in_a_new_loader(void **state)
     }
 }
 
-static void test_fingerprint(void **state)
+TEST(test_fingerprint)
 {
-    (void)state;
     DataSpec spec = small_spec(true);
     Loader *a = loader_open(&spec, 4, 0, 1);
     Loader *b = loader_open(&spec, 8, 1, 2);
@@ -263,9 +253,8 @@ static void test_fingerprint(void **state)
 
 /* ---- evaluation: file order, short last step ------------------------------------------------- */
 
-static void test_unshuffled_pass(void **state)
+TEST(test_unshuffled_pass)
 {
-    (void)state;
     /* 8 + 8 + 4 instances; then with 3 of a last step of 8 for 4 ranks */
     enum { G = 8, W = 4 };
     for (int rank = 0; rank < W; rank++) {
@@ -296,9 +285,8 @@ static void test_unshuffled_pass(void **state)
     }
 }
 
-static void test_unshuffled_pass_without_the_rest(void **state)
+TEST(test_unshuffled_pass_without_the_rest)
 {
-    (void)state;
     DataSpec spec = small_spec(false);
     spec.drop_last = true;
     Loader *l = loader_open(&spec, 8, 0, 1);
@@ -312,9 +300,8 @@ static void test_unshuffled_pass_without_the_rest(void **state)
 
 /* Batches of 2, 2, 4, 8, with an interruption of the thread in between: the same instances, on two
  * ranks. */
-static void test_doubling(void **state)
+TEST(test_doubling)
 {
-    (void)state;
     static const uint64_t until[] = { 2, 3 };
     static const int expected[] = { 2, 2, 4, 8 };
     DataSpec spec = small_spec(false);
@@ -336,9 +323,8 @@ static void test_doubling(void **state)
 
 /* ---- labels ---------------------------------------------------------------------------------- */
 
-static void test_label_mask(void **state)
+TEST(test_label_mask)
 {
-    (void)state;
     DataSpec spec = small_spec(true);
     spec.label_mask_paths = masks;
     spec.num_label_mask_paths = 3;
@@ -357,9 +343,8 @@ static void test_label_mask(void **state)
     loader_close(l);
 }
 
-static void test_padding(void **state)
+TEST(test_padding)
 {
-    (void)state;
     DataSpec spec = small_spec(false);
     Batch b;
     spec.pad_token_id = 304;
@@ -392,9 +377,8 @@ static bool repeats_by_definition(const int *x, int n, int min_period, int max_p
     return false;
 }
 
-static void test_repetition(void **state)
+TEST(test_repetition)
 {
-    (void)state;
     int found = 0, x[24];
     uint32_t random = 1;
     for (int trial = 0; trial < 20000; trial++) {
@@ -413,9 +397,8 @@ static void test_repetition(void **state)
 
 /* OLMo's filter with its usual numbers: 13, 1, 32. A run of 31 passes, one of 32 masks every
  * label. */
-static void test_instance_filter(void **state)
+TEST(test_instance_filter)
 {
-    (void)state;
     enum { LENGTH = 128 };
     char path[128];
     uint16_t ids[2 * LENGTH];
@@ -447,9 +430,8 @@ static void test_instance_filter(void **state)
     unlink(path);
 }
 
-static void test_document_starts(void **state)
+TEST(test_document_starts)
 {
-    (void)state;
     enum { EOS = 9 };
     const int tokens[] = { 1, EOS, 2, 3, EOS, EOS, 4, EOS, 5, 6, 7, 8 };
     const int expected[] = { 0, 2, 4, 5, 6, 8, 12 };
@@ -478,22 +460,5 @@ static void test_document_starts(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_order_is_the_same_for_any_number_of_ranks),
-        cmocka_unit_test(test_every_instance_once_per_epoch),
-        cmocka_unit_test(test_tokens_and_targets),
-        cmocka_unit_test(test_resume_at_every_instance),
-        cmocka_unit_test(test_resume_in_a_new_loader),
-        cmocka_unit_test(test_resume_with_fewer),
-        cmocka_unit_test(test_fingerprint),
-        cmocka_unit_test(test_unshuffled_pass),
-        cmocka_unit_test(test_unshuffled_pass_without_the_rest),
-        cmocka_unit_test(test_doubling),
-        cmocka_unit_test(test_label_mask),
-        cmocka_unit_test(test_padding),
-        cmocka_unit_test(test_repetition),
-        cmocka_unit_test(test_instance_filter),
-        cmocka_unit_test(test_document_starts),
-    };
-    return cmocka_run_group_tests(tests, make_files, remove_files);
+    return run_all_tests(make_files, remove_files);
 }

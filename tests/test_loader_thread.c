@@ -3,10 +3,7 @@
 #include "data/loader.h"
 #include "kernels/runtime/clock.h"
 #include "kernels/runtime/error.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <cmocka.h>
+#include "tests/test.h"
 
 #include <stdatomic.h>
 #include <stdio.h>
@@ -57,9 +54,8 @@ static void tell(const char *doing)
 
 /* Two steps of eight are an epoch of twenty. Epochs without a step are not shuffled: neither one
  * that a resumed run has finished, nor one after the last step. */
-static void test_no_idle_shuffle(void **state)
+TEST(test_no_idle_shuffle)
 {
-    (void)state;
     static const struct {
         LoaderState from;
         int steps;
@@ -102,9 +98,8 @@ static void count_samples(const char *doing)
 }
 
 /* Thousands of files on a slow server take minutes to sample. */
-static void test_sample_beats(void **state)
+TEST(test_sample_beats)
 {
-    (void)state;
     DataSpec spec = zeros(20, count_samples);
     Loader *l = loader_open(&spec, 8, 0, 1);
     loader_content(l);
@@ -124,9 +119,8 @@ static void take_long(const char *doing)
 
 /* A shuffle of 3 seconds: a waiting thread can do other work meanwhile, and closing the loader ends
  * it. */
-static void test_wait(void **state)
+TEST(test_wait)
 {
-    (void)state;
     enum { ENTRIES = 30 << 18 }; /* it reports progress 60 times */
     DataSpec spec = zeros(ENTRIES, take_long);
     const double start = clock_seconds();
@@ -159,8 +153,5 @@ static void test_wait(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_no_idle_shuffle),
-                                        cmocka_unit_test(test_sample_beats),
-                                        cmocka_unit_test(test_wait) };
-    return cmocka_run_group_tests(tests, make_file, remove_file);
+    return run_all_tests(make_file, remove_file);
 }

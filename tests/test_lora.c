@@ -1,6 +1,7 @@
 /* The three products of adapters against a double reference, within bounds derived next to them: A
  * and B, parts with gaps, every format of the wide tensor, ranks and shapes that fill no tile.
  * Columns outside the parts hold NaN and must not be read. */
+#include "tests/test.h"
 #include "tests/lora_shapes.h"
 
 static const Format BF16_ = { BF16, 0 }, E4M3_ = { E4M3, 0 };
@@ -93,9 +94,8 @@ static void check_dw(const Formats *f, const Shape *s, Tensor xa, Tensor x)
     lora_dw((LoraMatrix){ .is_b = dm.is_b, .num_parts = dm.num_parts }, xa, x); /* skipped */
 }
 
-static void test_products(void **state)
+TEST(test_products)
 {
-    (void)state;
     for (int f = 0; f < FORMATS; f++)
         for (int i = 0; i < SHAPES; i++) {
             const Formats *format = &formats[f];
@@ -112,9 +112,8 @@ static void test_products(void **state)
 
 /* Rows of x and tokens of xa must not be mixed up: with one-hot inputs every product is one
  * number. */
-static void test_one_hot(void **state)
+TEST(test_one_hot)
 {
-    (void)state;
     const Shape *s = &shapes[3];
     const int P = s->parts * s->rank;
     LoraMatrix m = make_matrix(s, BF16_, 1);
@@ -136,9 +135,8 @@ static void test_one_hot(void **state)
     release();
 }
 
-static void test_errors(void **state)
+TEST(test_errors)
 {
-    (void)state;
     const Shape *s = &shapes[4];
     const int P = s->parts * s->rank;
     const LoraMatrix m = make_matrix(s, BF16_, 1);
@@ -172,10 +170,5 @@ static void test_errors(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_products),
-        cmocka_unit_test(test_one_hot),
-        cmocka_unit_test(test_errors),
-    };
-    return cmocka_run_group_tests(tests, start_device, NULL);
+    return run_all_tests(start_device, NULL);
 }

@@ -1,5 +1,6 @@
 /* Operations that add an adapter's product to their input, against a double reference, within
  * bounds derived next to them, and on CUDA against the CPU's record: saved tensors and outputs. */
+#include "tests/test.h"
 #include "tests/lora_shapes.h"
 
 static const Format BF16_ = { BF16, 0 };
@@ -136,9 +137,8 @@ static void swiglu_added_case(const AddCase *k, const Shape *s)
     release();
 }
 
-static void test_swiglu_added(void **state)
+TEST(test_swiglu_added)
 {
-    (void)state;
     for (size_t k = 0; k < sizeof add_cases / sizeof add_cases[0]; k++)
         for (size_t s = 0; s < sizeof swiglu_shapes / sizeof swiglu_shapes[0]; s++)
             swiglu_added_case(&add_cases[k], &swiglu_shapes[s]);
@@ -239,9 +239,8 @@ static void backward_added_case(const AddCase *k, const Shape *s)
     release();
 }
 
-static void test_backward_added(void **state)
+TEST(test_backward_added)
 {
-    (void)state;
     for (size_t k = 0; k < sizeof backward_cases / sizeof backward_cases[0]; k++)
         for (size_t s = 0; s < sizeof backward_shapes / sizeof backward_shapes[0]; s++)
             backward_added_case(&backward_cases[k], &backward_shapes[s]);
@@ -340,9 +339,8 @@ static void rope_added_case(const AddCase *k, const RopeShape *r)
 }
 
 /* Saving and rotating in one pass equals both in turn; so does adding if there are norms. */
-static void test_rope_apart(void **state)
+TEST(test_rope_apart)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof rope_shapes / sizeof rope_shapes[0]; i++) {
         const RopeShape *r = &rope_shapes[i];
         const Shape *s = &r->s;
@@ -376,9 +374,8 @@ static void test_rope_apart(void **state)
     }
 }
 
-static void test_rope_added(void **state)
+TEST(test_rope_added)
 {
-    (void)state;
     for (size_t k = 0; k < sizeof rope_cases / sizeof rope_cases[0]; k++)
         for (size_t r = 0; r < sizeof rope_shapes / sizeof rope_shapes[0]; r++)
             rope_added_case(&rope_cases[k], &rope_shapes[r]);
@@ -386,11 +383,5 @@ static void test_rope_added(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_swiglu_added),
-        cmocka_unit_test(test_backward_added),
-        cmocka_unit_test(test_rope_added),
-        cmocka_unit_test(test_rope_apart),
-    };
-    return cmocka_run_group_tests(tests, start_device, NULL);
+    return run_all_tests(start_device, NULL);
 }

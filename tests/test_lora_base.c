@@ -4,6 +4,7 @@
 #include "kernels/dynamic8.h"
 #include "kernels/nf4.h"
 #include "model/store/quantized_weights.h"
+#include "tests/test.h"
 #include "tests/adapted.h"
 #include "tests/exported.h"
 
@@ -60,9 +61,8 @@ static void check_stored(const Run *r, const char *base)
     close_run(&other);
 }
 
-static void test_stored_base(void **state)
+TEST(test_stored_base)
 {
-    (void)state;
     static const char *const dtypes[] = { "F32", "BF16", "F16" };
     const char *base = save_base(QWEN3);
     for (BaseFormat stored = BASE_E4M3; stored <= BASE_NF4; stored++)
@@ -85,9 +85,8 @@ static void test_stored_base(void **state)
 /* For operands in E5M2 the codes of E4M3 are rounded again, to two mantissa bits: an error of a
  * sixteenth, or of half the smallest code, and then of an eighth. Backward reads the same values as
  * forward. */
-static void test_other_operand(void **state)
+TEST(test_other_operand)
 {
-    (void)state;
     const char *base = save_base(LLAMA);
     Run r;
     open_adapted(&r, LLAMA, base, all_modules, BASE_E4M3, "fp8");
@@ -249,9 +248,8 @@ static const char *quantize_base(const char *base, bool plain)
 
 /* In the same format: equal to the 16-bit folder quantized on load. In another format: from the
  * decoded values. */
-static void test_quantized_base(void **state)
+TEST(test_quantized_base)
 {
-    (void)state;
     const char *base = save_base(QWEN3), *folder = quantize_base(base, false);
     Run r;
     for (int plain = 0; plain < 2; plain++) {
@@ -325,9 +323,8 @@ static void check_part(Run *whole, Run *part)
 /* The matrices of tensor ranks are parts of those of one rank: in every format, from folders of
  * values and of codes. A group of double quantization is on both ranks; q, k and v have no whole
  * groups. */
-static void test_tensor_parts(void **state)
+TEST(test_tensor_parts)
 {
-    (void)state;
     ModelConfig m = architecture(LLAMA_GQA);
     m.head_dim = 32;
     m.mlp_width = 512;
@@ -358,9 +355,8 @@ static void test_tensor_parts(void **state)
 /* ---- damage ---------------------------------------------------------------------------------- */
 
 /* A base in E4M3 or NF4 is checked on load, since later its values are lost. */
-static void test_refused_base(void **state)
+TEST(test_refused_base)
 {
-    (void)state;
     static const float nan[] = { NAN };
     needs_fork();
     const char *base = save_base(QWEN3), *broken = convert_base(base, "F32"),
@@ -384,10 +380,5 @@ static void test_refused_base(void **state)
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_other_operand),  cmocka_unit_test(test_stored_base),
-        cmocka_unit_test(test_quantized_base), cmocka_unit_test(test_tensor_parts),
-        cmocka_unit_test(test_refused_base),
-    };
-    return cmocka_run_group_tests(tests, make_root, remove_root);
+    return run_all_tests(make_root, remove_root);
 }

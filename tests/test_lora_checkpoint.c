@@ -2,6 +2,7 @@
  * bit-exact round trips; PEFT's folders are read, in every type; folders that do not match. */
 #include "model/shape/architecture.h"
 #include "model/checkpoint/base_fingerprint.h"
+#include "tests/test.h"
 #include "tests/adapted.h"
 #include "tests/pattern.h"
 
@@ -63,9 +64,8 @@ static void check_description(const Run *r, const char *base)
 }
 
 /* One file with any limit. */
-static void test_files(void **state)
+TEST(test_files)
 {
-    (void)state;
     static const bool some[NUM_LORA_MODULES] = {
         [LORA_Q] = true, [LORA_V] = true, [LORA_UP] = true
     };
@@ -168,9 +168,8 @@ static const float *values_of(const Run *r, const char *name, size_t *n)
     return NULL;
 }
 
-static void test_round_trip(void **state)
+TEST(test_round_trip)
 {
-    (void)state;
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
         const char *base = save_base(a);
         Run saved, loaded, evaluated;
@@ -210,9 +209,8 @@ static void test_round_trip(void **state)
 
 /* New adapters are initialized by store_init; the state of the run that saved their base is not
  * used. */
-static void test_new_adapters(void **state)
+TEST(test_new_adapters)
 {
-    (void)state;
     const char *base = save_base(LLAMA);
     Run r, fresh;
     TrainState s = { .step = 5 };
@@ -241,9 +239,8 @@ static void test_new_adapters(void **state)
 
 /* PEFT stores adapters in their training type; its state dictionaries have the adapter's name in
  * tensor names. */
-static void test_types(void **state)
+TEST(test_types)
 {
-    (void)state;
     static const struct {
         const char *dtype, *ending;
     } rows[] = { { "F16", ".weight" }, { "BF16", ".default.weight" } };
@@ -276,9 +273,8 @@ static void test_types(void **state)
 
 /* ---- folders that do not match --------------------------------------------------------------- */
 
-static void test_refused(void **state)
+TEST(test_refused)
 {
-    (void)state;
     static const bool some[NUM_LORA_MODULES] = { [LORA_Q] = true };
     needs_fork();
     const char *base = save_base(LLAMA), *k = lasting(adapter_name(1, LORA_K, 'A'));
@@ -341,10 +337,5 @@ static void test_refused(void **state)
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_files),        cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_new_adapters), cmocka_unit_test(test_types),
-        cmocka_unit_test(test_refused),
-    };
-    return cmocka_run_group_tests(tests, make_root, remove_root);
+    return run_all_tests(make_root, remove_root);
 }

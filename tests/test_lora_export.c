@@ -4,6 +4,7 @@
 
 #include "model/export/merge.h"
 #include "model/run/export_run.h"
+#include "tests/test.h"
 #include "tests/adapted.h"
 #include "tests/exported.h"
 
@@ -26,9 +27,8 @@ static double product(double *magnitude, const float *w, const float *a, const f
     return w[i] + 2 * sum;
 }
 
-static void test_product(void **state)
+TEST(test_product)
 {
-    (void)state;
     enum { ROWS = 7, COLS = 1100, MOST = 9 };
     static float w[ROWS * COLS], y[ROWS * COLS], a[MOST * COLS], b[ROWS * MOST];
     for (int rank = 1; rank <= MOST; rank++) {
@@ -131,9 +131,8 @@ static void check_export(const char *out, const char *base, const char *folder,
     safetensors_close(g);
 }
 
-static void test_architectures(void **state)
+TEST(test_architectures)
 {
-    (void)state;
     static const bool some[NUM_LORA_MODULES] = {
         [LORA_K] = true, [LORA_GATE] = true, [LORA_DOWN] = true
     };
@@ -160,9 +159,8 @@ static void test_architectures(void **state)
 
 /* The tokenizer and generation_config.json of the adapters' folder, or else of the base; files of a
  * limited size. */
-static void test_tokenizer_files(void **state)
+TEST(test_tokenizer_files)
 {
-    (void)state;
     const char *base = save_base(LLAMA);
     Run r;
     open_adapted(&r, LLAMA, base, all_modules, BASE_AS_FROZEN, "f32");
@@ -198,9 +196,8 @@ static void test_tokenizer_files(void **state)
 }
 
 /* The run's eos token, if no file of the base has it, comes before those of the base. */
-static void test_eos(void **state)
+TEST(test_eos)
 {
-    (void)state;
     const char *base = save_base(LLAMA);
     Run r;
     open_adapted(&r, LLAMA, base, all_modules, BASE_AS_FROZEN, "f32");
@@ -223,9 +220,8 @@ static void test_eos(void **state)
 }
 
 /* Adapters whose base was moved: the command line gives its new path. */
-static void test_moved(void **state)
+TEST(test_moved)
 {
-    (void)state;
     const char *base = save_base(LLAMA), *moved = lasting(text("%s/moved", root)),
                *out = lasting(text("%s/whole", root));
     Run r;
@@ -245,9 +241,8 @@ static void test_moved(void **state)
 }
 
 /* Codes and scales are those of the merged weights, which no run has used. */
-static void test_codes(void **state)
+TEST(test_codes)
 {
-    (void)state;
     static const char *const dtypes[] = { "fp8", "int8", "nf4" };
     const char *base = save_base(LLAMA), *merged = lasting(text("%s/merged", root));
     Run r;
@@ -281,9 +276,8 @@ static void rename_tensor(const char *path, const char *from, const char *to)
     shell(text("sed -i '1s/%s/%s/' %s", from, to, path));
 }
 
-static void test_refused(void **state)
+TEST(test_refused)
 {
-    (void)state;
     needs_fork();
     const char *base = save_base(LLAMA);
     Run r;
@@ -347,11 +341,5 @@ static void test_refused(void **state)
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_product),         cmocka_unit_test(test_architectures),
-        cmocka_unit_test(test_tokenizer_files), cmocka_unit_test(test_eos),
-        cmocka_unit_test(test_moved),           cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_codes),
-    };
-    return cmocka_run_group_tests(tests, make_root, remove_root);
+    return run_all_tests(make_root, remove_root);
 }

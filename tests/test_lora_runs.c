@@ -1,6 +1,7 @@
 /* Runs with adapters as a user starts them: they resume bit for bit, on any number of ranks; their
  * base does not change; their folder is enough to evaluate, generate and export. test_resume_ranks
  * has more recipes and strategies. */
+#include "tests/test.h"
 #include "tests/launch.h"
 
 static const char evaluators[] =
@@ -42,9 +43,8 @@ static int check_base(void **state)
 
 /* Adapters, states and trainer.json, which holds their checksums, are the same as without the
  * interruption. Then the run continues with another base, which the log reports. */
-static void test_resume(void **state)
+TEST(test_resume)
 {
-    (void)state;
     static const char *const files[] = { "adapter_model.safetensors", "adapter_config.json",
                                          "trainer.json", "optimizer-00001.states" };
     double a[MAX_STEPS], b[MAX_STEPS];
@@ -104,9 +104,8 @@ static void generated(char *text, size_t size, int ranks, const char *load_path)
 
 /* The adapters' folder gives the results of the run's end and of the exported model, which differ
  * from those of the base. */
-static void test_alone(void **state)
+TEST(test_alone)
 {
-    (void)state;
     double value[MAX_STEPS];
     char adapted[2048], merged[2048];
     shell("printf '[5, 6, 7]\\n' >%s/prompts.jsonl", folder);
@@ -127,9 +126,8 @@ static void test_alone(void **state)
 
 /* On a base in BF16, adapters that trained in F32 are evaluated in F32: the bits of the run's
  * end. */
-static void test_base_in_bf16(void **state)
+TEST(test_base_in_bf16)
 {
-    (void)state;
     double value[MAX_STEPS];
     expect_status(
         adapt(
@@ -141,9 +139,8 @@ static void test_base_in_bf16(void **state)
 }
 
 /* No run overwrites the base of its adapters; a missing base is reported. */
-static void test_refused(void **state)
+TEST(test_refused)
 {
-    (void)state;
     expect_status(
         train(1, "--load_path=%s/base/step3 --lora.rank=4 --max_duration=4 --save_folder=%s/base",
               folder, folder),
@@ -197,9 +194,8 @@ static int on_one(const char *arguments)
 /* A base that was trained further in place is a different base: older adapters are not continued,
  * evaluated or merged with it. With the path of another folder they can be evaluated on it, but not
  * trained. */
-static void test_other_base(void **state)
+TEST(test_other_base)
 {
-    (void)state;
     static const char says[] = "its adapters were trained with other base weights than those in ";
     char arguments[1024];
     shell("cd %s && cp -r base/step3 place", folder);
@@ -244,9 +240,5 @@ static void test_other_base(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_resume), cmocka_unit_test(test_alone),
-                                        cmocka_unit_test(test_base_in_bf16),
-                                        cmocka_unit_test(test_refused),
-                                        cmocka_unit_test(test_other_base) };
-    return cmocka_run_group_tests(tests, make_base, check_base);
+    return run_all_tests(make_base, check_base);
 }

@@ -9,6 +9,7 @@
 #include "model/predict/memory_fit.h"
 #include "model/predict/memory.h"
 #include "model/store/param_store_sizes.h"
+#include "tests/test.h"
 #include "tests/kit.h"
 #include "tests/launch.h"
 
@@ -39,12 +40,44 @@ static Config *plan(int ranks, const char *recipe, const char *memory, const cha
     return c;
 }
 
+static const char *last_line(void)
+{
+    size_t n = strlen(output);
+    while (n > 0 && output[n - 1] == '\n')
+        output[--n] = '\0';
+    const char *line = strrchr(output, '\n');
+    return line ? line + 1 : output;
+}
+
+static int dry_run(int micro_batch, const char *arguments)
+{
+    return finish(start_command(
+        "%s/train configs/Llama-2-7B.yaml --dry_run --device_train_microbatch_size=%d %s",
+        setting("BUILD", "build/cpu"), micro_batch, arguments));
+}
+
+/* Without mpirun and data, in a second, and in a fraction of the 31 GiB of one of 1024 ranks.
+ * First, since it measures the largest child. */
+TEST(test_many_ranks)
+{
+    struct rusage use;
+    const time_t start = time(NULL);
+    expect_status(dry_run(1, "--recipe=bf16 --ranks=1024 --device_memory=80 "
+                             "--data.paths='[s3://no/such.npy, no/such.npy]'"),
+                  0);
+    assert_true(time(NULL) - start < 60);
+    assert_int_equal(getrusage(RUSAGE_CHILDREN, &use), 0);
+    assert_true(use.ru_maxrss < 1 << 20); /* kB */
+    expect_output("total 31.084 of 80.0");
+    assert_ptr_equal(strstr(last_line(), "fits: 34.0 of 80.0 GiB on each of 1024 devices"),
+                     last_line());
+}
+
 /* The largest batches below 80 GB, which are 74.506 GiB: measured when each buffer had separate
  * memory (MEASUREMENTS.md, peak memory per GPU), and those that fit since buffers share memory and
  * scales of groups are bytes; 0: not even one sequence. */
-static void test_measured(void **state)
+TEST(test_measured)
 {
-    (void)state;
     static const struct {
         const char *model;
         int ranks;
@@ -73,9 +106,8 @@ static void test_measured(void **state)
 
 /* Memory in use on an H200 of 139.8 GiB in addition to the plan, in GiB, is at most the allowance,
  * and at most 1.5 GiB below it; a plan's verdict adds the allowance. */
-static void test_needed(void **state)
+TEST(test_needed)
 {
-    (void)state;
     static const struct {
         int ranks;
         const char *recipe;
@@ -105,9 +137,8 @@ static void test_needed(void **state)
 
 /* If whole gradients leave 3 GiB of memory, they are summed once per step: of the planned device's
  * memory, not of this machine's. */
-static void test_mode(void **state)
+TEST(test_mode)
 {
-    (void)state;
     static const struct {
         const char *memory;
         bool once;
@@ -127,27 +158,10 @@ static void test_mode(void **state)
     }
 }
 
-static const char *last_line(void)
-{
-    size_t n = strlen(output);
-    while (n > 0 && output[n - 1] == '\n')
-        output[--n] = '\0';
-    const char *line = strrchr(output, '\n');
-    return line ? line + 1 : output;
-}
-
-static int dry_run(int micro_batch, const char *arguments)
-{
-    return finish(start_command(
-        "%s/train configs/Llama-2-7B.yaml --dry_run --device_train_microbatch_size=%d %s",
-        setting("BUILD", "build/cpu"), micro_batch, arguments));
-}
-
 /* Weights stay gathered in as many units as leave 3 GiB of the device free, as printed in the
  * plan. */
-static void test_kept(void **state)
+TEST(test_kept)
 {
-    (void)state;
     static const struct {
         const char *memory;
         int resident;
@@ -184,9 +198,8 @@ static void test_kept(void **state)
 }
 
 /* On 8 GiB whole gradients do not fit, sharded ones do. */
-static void test_small_device(void **state)
+TEST(test_small_device)
 {
-    (void)state;
     char *argv[] = { "train",
                      "configs/OLMo-1B.yaml",
                      "--dry_run",
@@ -203,9 +216,8 @@ static void test_small_device(void **state)
 }
 
 /* With stages a step keeps its number of micro-batches, since those in flight take memory. */
-static void test_stages(void **state)
+TEST(test_stages)
 {
-    (void)state;
     enum { MICRO_BATCHES = 4, MOST = 16 };
     char *argv[] = { "train",
                      "configs/OLMo-1B.yaml",
@@ -231,26 +243,8 @@ static void test_stages(void **state)
     config_free(c);
 }
 
-/* Without mpirun and data, in a second, and in a fraction of the 31 GiB of one of 1024 ranks. */
-static void test_many_ranks(void **state)
+TEST(test_does_not_fit)
 {
-    (void)state;
-    struct rusage use;
-    const time_t start = time(NULL);
-    expect_status(dry_run(1, "--recipe=bf16 --ranks=1024 --device_memory=80 "
-                             "--data.paths='[s3://no/such.npy, no/such.npy]'"),
-                  0);
-    assert_true(time(NULL) - start < 60);
-    assert_int_equal(getrusage(RUSAGE_CHILDREN, &use), 0);
-    assert_true(use.ru_maxrss < 1 << 20); /* kB */
-    expect_output("total 31.084 of 80.0");
-    assert_ptr_equal(strstr(last_line(), "fits: 34.0 of 80.0 GiB on each of 1024 devices"),
-                     last_line());
-}
-
-static void test_does_not_fit(void **state)
-{
-    (void)state;
     expect_status(dry_run(1, "--recipe=bf16 --ranks=1 --device_memory=80 --data=null"), 0);
     expect_output("on the host, GiB: activations of ");
     assert_ptr_equal(strstr(last_line(), "fits: "), last_line());
@@ -265,9 +259,8 @@ static void test_does_not_fit(void **state)
  * has a 64th of its 405,853,388,800, but for padding, in BF16. Two gathered blocks are
  * 3,187,671,040 FP8 codes each, of W and of W^T; embedding and head use one buffer in BF16, one
  * after the other; and the norms of all blocks are whole on each rank. */
-static void test_large_units(void **state)
+TEST(test_large_units)
 {
-    (void)state;
     char *argv[] = { "train",
                      "configs/Llama-3-8B.yaml",
                      "--dry_run",
@@ -304,9 +297,8 @@ static void test_large_units(void **state)
 }
 
 /* Elements of a matrix are counted in int, and those of a unit are not. */
-static void test_large_matrices(void **state)
+TEST(test_large_matrices)
 {
-    (void)state;
     static const char model[] = "--recipe=bf16 --ranks=8 --device_memory=80 --data=null "
                                 "--model.d_model=16384 --model.n_layers=2 "
                                 "--model.n_heads=128 --model.n_kv_heads=8";
@@ -323,9 +315,8 @@ static void test_large_matrices(void **state)
 }
 
 /* The error has the missing amount, before anything is allocated. */
-static void test_host_memory(void **state)
+TEST(test_host_memory)
 {
-    (void)state;
     Config *c = plan(1, "coat", "80", NULL);
     Model m;
     ParamStore store;
@@ -342,9 +333,8 @@ static void test_host_memory(void **state)
 
 /* The CPU back end knows the memory of its own ranks, which is this host's, and not that of a GPU
  * elsewhere. */
-static void test_unknown_memory(void **state)
+TEST(test_unknown_memory)
 {
-    (void)state;
     if (on_gpu())
         skip();
     expect_status(dry_run(1, "--recipe=bf16 --ranks=64"), 1);
@@ -375,9 +365,8 @@ static void run_as_written(const char *line, FILE *f)
 
 /* Every dry run of the documents that has further options is a command on lines of its own, and it
  * plans a run that fits. */
-static void test_documents(void **state)
+TEST(test_documents)
 {
-    (void)state;
     static const char *const documents[] = { "README.md", "configs/README.md", "data/README.md",
                                              "scripts/README.md" };
     int commands = 0;
@@ -400,14 +389,5 @@ static void test_documents(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_many_ranks), /* first: it measures the largest child */
-        cmocka_unit_test(test_measured),       cmocka_unit_test(test_needed),
-        cmocka_unit_test(test_mode),           cmocka_unit_test(test_kept),
-        cmocka_unit_test(test_small_device),   cmocka_unit_test(test_stages),
-        cmocka_unit_test(test_does_not_fit),   cmocka_unit_test(test_large_units),
-        cmocka_unit_test(test_large_matrices), cmocka_unit_test(test_host_memory),
-        cmocka_unit_test(test_unknown_memory), cmocka_unit_test(test_documents),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_all_tests(NULL, NULL);
 }

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "kernels/runtime/mesh.h"
+#include "tests/test.h"
 #include "tests/kit.h"
 
 enum { MOST = 3, RANKS = 243 };
@@ -47,9 +48,8 @@ static void check_group(const Mesh *m, int ranks, int g)
     }
 }
 
-static void test_meshes(void **state)
+TEST(test_meshes)
 {
-    (void)state;
     /* every mesh of 1 to MOST ranks in each dimension */
     for (int code = 0; code < RANKS; code++) {
         Mesh m;
@@ -67,9 +67,8 @@ static void test_meshes(void **state)
 }
 
 /* The picture of mesh.h. */
-static void test_replicas_of_shards(void **state)
+TEST(test_replicas_of_shards)
 {
-    (void)state;
     const Mesh m = mesh_of_shards(8, 4);
     for (int rank = 0; rank < 8; rank++) {
         assert_int_equal(mesh_group_rank(&m, rank, RANKS_SHARD), rank % 4);
@@ -81,9 +80,8 @@ static void test_replicas_of_shards(void **state)
 }
 
 /* 8 ranks, 2 replicas of 4 shards, where 2 ranks share sequences. */
-static void test_context(void **state)
+TEST(test_context)
 {
-    (void)state;
     const Mesh m = mesh_of_context(8, 4, 2);
     for (int rank = 0; rank < 8; rank++) {
         assert_int_equal(mesh_group_rank(&m, rank, RANKS_CONTEXT), rank % 2);
@@ -96,9 +94,8 @@ static void test_context(void **state)
 }
 
 /* 16 ranks, 2 stages of 2 replicas of 4 shards, where 2 ranks share sequences. */
-static void test_stages(void **state)
+TEST(test_stages)
 {
-    (void)state;
     const Mesh m = mesh_of_stages(16, 2, 4, 2);
     for (int rank = 0; rank < 16; rank++) {
         assert_int_equal(mesh_group_rank(&m, rank, RANKS_PIPELINE), rank / 8);
@@ -115,9 +112,8 @@ static void test_stages(void **state)
 
 /* 16 ranks, 2 replicas of 2 shards of 2 ranks that share sequences, in place of each of which 2
  * compute layers together. */
-static void test_tensor(void **state)
+TEST(test_tensor)
 {
-    (void)state;
     const Mesh m = mesh_of_tensor(16, 1, 4, 2, 2);
     for (int rank = 0; rank < 16; rank++) {
         assert_int_equal(mesh_group_rank(&m, rank, RANKS_TENSOR), rank % 2);
@@ -196,9 +192,8 @@ static void check_meshes(Mesh *m, int d, int ranks)
 }
 
 /* Every mesh of these numbers of ranks. 2^k ranks have (k + 4 over 4) meshes. */
-static void test_many_ranks(void **state)
+TEST(test_many_ranks)
 {
-    (void)state;
     static const int other[] = { 3, 6, 12, 24, 30, 36, 48, 56, 60, 96, 120, 243, 384, 1000, 4095 };
     Mesh m;
     for (int k = 0; 1 << k <= MOST_RANKS; k++) {
@@ -212,10 +207,5 @@ static void test_many_ranks(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_meshes),  cmocka_unit_test(test_replicas_of_shards),
-        cmocka_unit_test(test_context), cmocka_unit_test(test_stages),
-        cmocka_unit_test(test_tensor),  cmocka_unit_test(test_many_ranks)
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_all_tests(NULL, NULL);
 }

@@ -2,11 +2,9 @@
  * test_mixture.c. */
 #include "data/mix.h"
 #include "kernels/runtime/error.h"
+#include "tests/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
-#include <cmocka.h>
 
 #include <math.h>
 #include <stdio.h>
@@ -36,9 +34,8 @@ static void check_shares(const Mix *m, int steps)
     }
 }
 
-static void test_shares_of_every_prefix(void **state)
+TEST(test_shares_of_every_prefix)
 {
-    (void)state;
     static const double ratios[][6] = {
         { 1 },
         { 1, 1 },
@@ -64,9 +61,8 @@ static void test_shares_of_every_prefix(void **state)
     }
 }
 
-static void test_shares_of_many_random_sources(void **state)
+TEST(test_shares_of_many_random_sources)
 {
-    (void)state;
     uint64_t x = 1;
     for (int round = 0; round < 40; round++) {
         double ratio[MIX_MOST];
@@ -80,9 +76,8 @@ static void test_shares_of_many_random_sources(void **state)
     }
 }
 
-static void test_decimals_are_exact(void **state)
+TEST(test_decimals_are_exact)
 {
-    (void)state;
     const double ratio[] = { 0.7, 0.2, 0.1 };
     const Mix m = mix_of(ratio, 3, 6198);
     uint64_t taken[MIX_MOST] = { 0 };
@@ -96,9 +91,8 @@ static void test_decimals_are_exact(void **state)
 
 /* Equal shares: in each pair both sources, in either order, by the seed; not by the order in which
  * they are listed. */
-static void test_order_within_the_shares(void **state)
+TEST(test_order_within_the_shares)
 {
-    (void)state;
     Mix m = { 0 }, turned = { 0 }, other = { 0 };
     mix_add(&m, "a", 1, 1), mix_add(&m, "b", 1, 1);
     mix_add(&turned, "b", 1, 1), mix_add(&turned, "a", 1, 1);
@@ -119,9 +113,8 @@ static void test_order_within_the_shares(void **state)
 
 /* A run that another version continues keeps its order: that of the lowest number of SplitMix64,
  * seeded by FNV-1a of seed and name, at each position, computed in Python. */
-static void test_order_stays(void **state)
+TEST(test_order_stays)
 {
-    (void)state;
     static const char order[] = "cdabcabddabcadbcbdcadbacbadcacbdbdacdcba";
     Mix m = { 0 };
     for (char name[] = "a"; *name <= 'd'; ++*name)
@@ -136,9 +129,8 @@ static void test_order_stays(void **state)
 
 /* From every place: the source that lasts shortest decides, and a run of that many instances needs
  * no more than there is. */
-static void test_needs_and_lasts(void **state)
+TEST(test_needs_and_lasts)
 {
-    (void)state;
     const double ratio[] = { 0.6, 0.25, 0.15 };
     const Mix m = mix_of(ratio, 3, 3);
     uint64_t taken[MIX_MOST] = { 0 };
@@ -166,13 +158,5 @@ static void test_needs_and_lasts(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shares_of_every_prefix),
-        cmocka_unit_test(test_shares_of_many_random_sources),
-        cmocka_unit_test(test_decimals_are_exact),
-        cmocka_unit_test(test_order_within_the_shares),
-        cmocka_unit_test(test_order_stays),
-        cmocka_unit_test(test_needs_and_lasts),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_all_tests(NULL, NULL);
 }

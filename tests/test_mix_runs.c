@@ -1,5 +1,6 @@
 /* Runs with data.mix: metrics, resumes on other numbers of ranks and with another micro-batch,
  * changed mixtures, errors. */
+#include "tests/test.h"
 #include "tests/launch.h"
 
 #define TRAIN "{name: books, paths: [build/few-ids/train.npy], ratio: 0.7}"
@@ -44,9 +45,8 @@ static void check_same(const char *a, const char *b, int steps, double tolerance
         assert_true(fabs(x[i] - y[i]) <= tolerance * x[i]);
 }
 
-static void test_shares_and_resume(void **state)
+TEST(test_shares_and_resume)
 {
-    (void)state;
     expect_status(train_mix(1, TRAIN ", " VAL, "whole", "--max_duration=12"), 0);
     expect_output("mix: books: 70 % of the tokens; epochs 0 to 0.01294 of its 5195 sequences");
     check_shares("whole", 1, 12, 0.7, "data/mix/books");
@@ -76,9 +76,8 @@ static void test_shares_and_resume(void **state)
 }
 
 /* A resume without change, to the same end, from the written configuration. */
-static void test_written_configuration(void **state)
+TEST(test_written_configuration)
 {
-    (void)state;
     FILE *p = start_command("%s -n 1 %s/train %s/whole/latest/config.yaml --save_folder=%s/again",
                             setting("LAUNCH", "mpirun --oversubscribe"),
                             setting("BUILD", "build/cpu"), folder, folder);
@@ -88,9 +87,8 @@ static void test_written_configuration(void **state)
 
 /* Other ratios, a source less and one more: each continues where it was, and one that comes back
  * does too. */
-static void test_changed_mixture(void **state)
+TEST(test_changed_mixture)
 {
-    (void)state;
     shell("cp build/few-ids/val.npy %s/new.npy", folder);
     char mix[512];
     snprintf(mix, sizeof mix,
@@ -112,9 +110,8 @@ static void test_changed_mixture(void **state)
 }
 
 /* data.paths, then a mixture in which a source has the same files: it continues there. */
-static void test_from_paths(void **state)
+TEST(test_from_paths)
 {
-    (void)state;
     expect_status(train(1, "--save_folder=%s/paths --max_duration=3", folder), 0);
     assert_int_equal(place("paths/latest", "books", "instance"), -1);
     expect_status(train_mix(1, TRAIN ", " VAL, "paths", "--max_duration=4 --try_load_latest_save"),
@@ -123,9 +120,8 @@ static void test_from_paths(void **state)
     assert_in_range(place("paths/latest", "books", "instance"), 24 + 5, 24 + 6);
 }
 
-static void test_lengths(void **state)
+TEST(test_lengths)
 {
-    (void)state;
     /* 544 sequences: 1813 in all */
     const char *once = TRAIN ", {name: code, paths: [build/few-ids/val.npy], ratio: 0.3}";
     expect_status(train_mix(1, once, "length", "--max_duration=1ep --stop_at=1"), 0);
@@ -152,9 +148,8 @@ static void test_lengths(void **state)
 }
 
 /* Packed conversations with label masks next to text without. */
-static void test_packed(void **state)
+TEST(test_packed)
 {
-    (void)state;
     shell("head -c 20000 build/few-ids/val.npy >%s/chat.npy && head -c 10000 /dev/zero | tr '\\0' "
           "'\\1' >%s/chat.mask",
           folder, folder);
@@ -174,9 +169,8 @@ static void test_packed(void **state)
     check_shares("packed", 1, 4, 0.5, "data/mix/chat");
 }
 
-static void test_errors(void **state)
+TEST(test_errors)
 {
-    (void)state;
     static const struct {
         const char *mix, *more, *error;
     } cases[] = {
@@ -211,9 +205,8 @@ static void test_errors(void **state)
 
 /* Other files of a source are an error; restore_dataloader=false reads them from their start, and
  * the others continue. */
-static void test_other_files(void **state)
+TEST(test_other_files)
 {
-    (void)state;
     char mix[512];
     shell("mkdir %s/a %s/b && cp build/few-ids/val.npy %s/a/x.npy && head -c 20000 "
           "build/few-ids/train.npy >%s/b/x.npy",
@@ -231,9 +224,8 @@ static void test_other_files(void **state)
 }
 
 /* An edited trainer.json is refused by name. */
-static void test_damaged_state(void **state)
+TEST(test_damaged_state)
 {
-    (void)state;
     static const struct {
         const char *change, *error;
     } cases[] = {
@@ -257,16 +249,5 @@ static void test_damaged_state(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shares_and_resume),
-        cmocka_unit_test(test_written_configuration),
-        cmocka_unit_test(test_changed_mixture),
-        cmocka_unit_test(test_from_paths),
-        cmocka_unit_test(test_lengths),
-        cmocka_unit_test(test_packed),
-        cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_other_files),
-        cmocka_unit_test(test_damaged_state),
-    };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+    return run_all_tests(make_folder, remove_folder);
 }

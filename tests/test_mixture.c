@@ -6,15 +6,12 @@
 #include "model/run/mix.h"
 #include "kernels/runtime/error.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <cmocka.h>
-
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "tests/test.h"
 #include "tests/shards.h"
 
 /* Source s has LENGTH[s] instances of T tokens; token t of its instance i is 1000 s + 10 i + t. */
@@ -119,9 +116,8 @@ static LoaderState collect(Read *read, const DataSpec *spec, int steps, int W, L
     return after;
 }
 
-static void test_same_for_any_number_of_ranks(void **state)
+TEST(test_same_for_any_number_of_ranks)
 {
-    (void)state;
     const MixSource mix[] = { source_of(0, 0.6, 10), source_of(1, 0.3, 10), source_of(2, 0.1, 10) };
     const DataSpec spec = spec_of(mix, 3);
     static Read one[MOST], more[MOST];
@@ -135,9 +131,8 @@ static void test_same_for_any_number_of_ranks(void **state)
 
 /* In the order in which it comes, each source has all its instances once, then once more, in
  * numpy's order of its epochs. */
-static void test_each_source_has_its_epochs(void **state)
+TEST(test_each_source_has_its_epochs)
 {
-    (void)state;
     const MixSource mix[] = { source_of(0, 0.6, 10), source_of(1, 0.3, 10), source_of(2, 0.1, 10) };
     const DataSpec spec = spec_of(mix, 3);
     static Read read[MOST];
@@ -156,9 +151,8 @@ static void test_each_source_has_its_epochs(void **state)
 }
 
 /* One source: the instances of data.paths, as long as its epoch lasts. */
-static void test_one_source_is_data_paths(void **state)
+TEST(test_one_source_is_data_paths)
 {
-    (void)state;
     const MixSource mix[] = { source_of(0, 1, 1) };
     DataSpec spec = spec_of(mix, 1);
     static Read read[MOST];
@@ -177,9 +171,8 @@ static void test_one_source_is_data_paths(void **state)
 }
 
 /* From the state after each step, on other numbers of ranks. */
-static void test_resume(void **state)
+TEST(test_resume)
 {
-    (void)state;
     enum { STEPS = 14 };
     const MixSource mix[] = { source_of(0, 0.5, 10), source_of(1, 0.35, 10),
                               source_of(2, 0.15, 10) };
@@ -208,9 +201,8 @@ static TrainState state_of(const MixSource *mix, int count, const TrainState *th
 
 /* Places move with the names of sources; `mixed` begins again, and goes on in a run that continues
  * with the same mixture. */
-static void test_changed_mixture(void **state)
+TEST(test_changed_mixture)
 {
-    (void)state;
     const MixSource before[] = { source_of(0, 0.7, 10), source_of(1, 0.3, 10) };
     /* code goes, math comes */
     const MixSource after[] = { source_of(2, 0.25, 10), source_of(0, 0.75, 10) };
@@ -238,9 +230,8 @@ static void test_changed_mixture(void **state)
 }
 
 /* `tokens`: the same instances in each epoch; more of them later continue the first epoch. */
-static void test_a_part_of_a_source(void **state)
+TEST(test_a_part_of_a_source)
 {
-    (void)state;
     MixSource mix[] = { source_of(0, 1, 4) };
     mix[0].tokens = 10 * T + 3;
     const DataSpec spec = spec_of(mix, 1);
@@ -264,9 +255,8 @@ static void test_a_part_of_a_source(void **state)
 }
 
 /* Each source has its own label masks, or none. */
-static void test_label_masks(void **state)
+TEST(test_label_masks)
 {
-    (void)state;
     MixSource mix[] = { source_of(0, 1, 1), source_of(1, 1, 1) };
     mix[1].label_mask_paths = &masks[1];
     mix[1].num_label_mask_paths = 1;
@@ -282,9 +272,8 @@ static void test_label_masks(void **state)
     loader_close(l);
 }
 
-static void test_what_is_missing(void **state)
+TEST(test_what_is_missing)
 {
-    (void)state;
     /* 40 once, 5 twice: 50 of either */
     const MixSource mix[] = { source_of(0, 0.8, 1), source_of(2, 0.2, 2) };
     const DataSpec spec = spec_of(mix, 2);
@@ -331,9 +320,8 @@ static uint64_t fingerprint_of(const MixSource *mix, int count, bool metadata)
 }
 
 /* All that a source says about the instances of a run. */
-static void test_fingerprint(void **state)
+TEST(test_fingerprint)
 {
-    (void)state;
     const MixSource same[] = { source_of(0, 0.8, 2), source_of(1, 0.2, 2) };
     const uint64_t expected = fingerprint_of(same, 2, false);
     for (int i = 0; i < 4; i++) {
@@ -348,9 +336,8 @@ static void test_fingerprint(void **state)
 }
 
 /* Documents of the second file of a source. The metadata need not be compressed. */
-static void test_fingerprint_of_documents(void **state)
+TEST(test_fingerprint_of_documents)
 {
-    (void)state;
     static const char *const rows[] = { "0,60\n", "0,50\n50,60\n" };
     MixSource mix[] = { source_of(0, 1, 1) };
     char *metadata[] = { xasprintf("%s/0.csv.gz", folder), xasprintf("%s/1.csv.gz", folder) };
@@ -370,17 +357,5 @@ static void test_fingerprint_of_documents(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_for_any_number_of_ranks),
-        cmocka_unit_test(test_each_source_has_its_epochs),
-        cmocka_unit_test(test_one_source_is_data_paths),
-        cmocka_unit_test(test_resume),
-        cmocka_unit_test(test_changed_mixture),
-        cmocka_unit_test(test_a_part_of_a_source),
-        cmocka_unit_test(test_label_masks),
-        cmocka_unit_test(test_what_is_missing),
-        cmocka_unit_test(test_fingerprint),
-        cmocka_unit_test(test_fingerprint_of_documents),
-    };
-    return cmocka_run_group_tests(tests, make_files, remove_files);
+    return run_all_tests(make_files, remove_files);
 }

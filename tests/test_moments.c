@@ -7,6 +7,7 @@
  * exact one is close to a multiple of 1/16. */
 #include "kernels/fp8.h"
 #include "kernels/values.h"
+#include "tests/test.h"
 #include "tests/fp8.h"
 
 static const Format F = { F32, 0 };
@@ -200,9 +201,8 @@ static void check_back(const char *name, Tensor m, const void *stored, const dou
     }
 }
 
-static void test_there_and_back(void **state)
+TEST(test_there_and_back)
 {
-    (void)state;
     static const double decades[] = { 0.1, 2, 6, 12 };
     for (int i = 0; i < 16; i++) {
         const int n = 20 * GROUP;
@@ -221,9 +221,8 @@ static void test_there_and_back(void **state)
 }
 
 /* Without expansion a moment equals the host's encoding. Zeros stay zeros with and without. */
-static void test_plain_and_zeros(void **state)
+TEST(test_plain_and_zeros)
 {
-    (void)state;
     enum { N = 64 * GROUP };
     void *stored;
     for (DType d = E4M3; d <= E5M2; d++) {
@@ -418,9 +417,8 @@ static double sum_of_moment(Tensor t)
 
 /* 1000 steps without a gradient at beta2 = 0.999 reduce v to e^-1 of itself; a scale too coarse for
  * 2^-10 per step would not change. */
-static void test_slow_decay(void **state)
+TEST(test_slow_decay)
 {
-    (void)state;
     enum { N = 8 * GROUP, STEPS = 1000 };
     Tensor w = make_filled(F, 1, N, 1, -1, 1), grad = make_filled(F, 1, N, 2, -1, 1),
            none = make_filled(F, 1, N, 3, 0, 0);
@@ -444,20 +442,13 @@ static void test_slow_decay(void **state)
     release();
 }
 
-static void test_steps(void **state)
+TEST(test_steps)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++)
         step_case(&steps[i]);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_there_and_back),
-        cmocka_unit_test(test_plain_and_zeros),
-        cmocka_unit_test(test_slow_decay),
-        cmocka_unit_test(test_steps),
-    };
-    return cmocka_run_group_tests(tests, start_device, NULL);
+    return run_all_tests(start_device, NULL);
 }

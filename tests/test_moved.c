@@ -1,5 +1,6 @@
 /* Runs whose checkpoints are moved, linked or replaced: the files decide which run they belong to,
  * not their place. */
+#include "tests/test.h"
 #include "tests/launch.h"
 
 /* On one rank, without mpirun, whose start takes longer than the run. */
@@ -34,17 +35,15 @@ static void expect_run(const char *run, int steps, const char *checkpoints)
     shell("cd %s/%s && test \"$(echo step*)\" = '%s'", folder, run, checkpoints);
 }
 
-static void test_whole(void **state)
+TEST(test_whole)
 {
-    (void)state;
     expect_status(alone("%s --save_folder=%s/whole", eight, folder), 0);
     expect_run("whole", 8, "step2 step4 step6 step8");
 }
 
 /* The newest checkpoint is elsewhere, and a resumed run finds it. */
-static void test_newest_is_elsewhere(void **state)
+TEST(test_newest_is_elsewhere)
 {
-    (void)state;
     static const struct {
         const char *moves, *with, *left;
     } table[] = {
@@ -80,9 +79,8 @@ static void test_newest_is_elsewhere(void **state)
 
 /* Going back to step 4, which is elsewhere: later checkpoints are deleted, earlier ones stay, and
  * after an interruption before the next save the run resumes from step 4. */
-static void test_back_to_elsewhere(void **state)
+TEST(test_back_to_elsewhere)
 {
-    (void)state;
     static const char *const moves[] = { "ln -s ../big/step4 step4", "true" };
     for (int i = 0; i < 2; i++) {
         begin("run");
@@ -105,9 +103,8 @@ static void test_back_to_elsewhere(void **state)
 
 /* A new run in the folder of an old one, from a model in it, ends before its first save: a resume
  * does not continue the replaced run. */
-static void test_begun_anew(void **state)
+TEST(test_begun_anew)
 {
-    (void)state;
     static const struct {
         const char *make, *with;
     } table[] = {
@@ -144,9 +141,8 @@ static void test_begun_anew(void **state)
 }
 
 /* A run that starts from the weights of a checkpoint in its own folder would delete it. */
-static void test_own_folder(void **state)
+TEST(test_own_folder)
 {
-    (void)state;
     static const char *const with[] = { "--reset_trainer_state", "--lora.rank=2" };
     begin("run");
     for (int i = 0; i < 2; i++) {
@@ -162,12 +158,5 @@ static void test_own_folder(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_whole),
-        cmocka_unit_test(test_newest_is_elsewhere),
-        cmocka_unit_test(test_back_to_elsewhere),
-        cmocka_unit_test(test_begun_anew),
-        cmocka_unit_test(test_own_folder),
-    };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+    return run_all_tests(make_folder, remove_folder);
 }

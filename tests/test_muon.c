@@ -1,4 +1,5 @@
 /* The operations of Muon, each against its formula; the two back ends against each other. */
+#include "tests/test.h"
 #include "tests/golden.h"
 
 #include "kernels/values.h"
@@ -56,9 +57,8 @@ static double *coded_values(Tensor m)
  * A code is off by a half of its spacing, or of the next one's: with a power k >= 1/2 its value by
  * at most 2^-4 / k of itself, and that of code 0 by the group's smallest value. So m is within 2^-3
  * of itself or 2^-6 of the largest. u is not made from codes. */
-static void test_coded_momentum(void **state)
+TEST(test_coded_momentum)
 {
-    (void)state;
     const Format coded = format_of_moment((Format){ E4M3, 128, true });
     Tensor u = make(H, 1, N), m = make(coded, 1, N), g = make_filled(F, 1, N, 2, -1, 1);
     void *bytes = keep(tensor_bytes(m));
@@ -89,18 +89,16 @@ static void test_coded_momentum(void **state)
     release();
 }
 
-static void test_momentum(void **state)
+TEST(test_momentum)
 {
-    (void)state;
     check_momentum("f32", F, F, true);
     check_momentum("f32-plain", F, H, false);
     check_momentum("bf16", H, H, true);
 }
 
 /* The divisor is a BF16 number: torch's norm of a BF16 tensor. */
-static void test_normalize(void **state)
+TEST(test_normalize)
 {
-    (void)state;
     Tensor x = make_filled(H, 40, 24, 1, -1, 1), squares = make_filled(F, 1, 1, 0, 301.0f, 301.0f);
     double *X = values(x), *bound = keep(960 * sizeof *bound);
     TWICE(muon_normalize(x, x, squares.data, 1e-7f), x);
@@ -121,9 +119,8 @@ static void test_normalize(void **state)
 }
 
 /* Sums of 48 products in F32: 50 u of their sizes. */
-static void test_product(void **state)
+TEST(test_product)
 {
-    (void)state;
     enum { R = 32, O = 48, C = 64 };
     Tensor y = make(H, R, C), x = make_filled(H, R, O, 1, -1, 1),
            w = make_filled(H, O, C, 2, -1, 1);
@@ -211,9 +208,8 @@ static void check_blocks(const char *name, bool columns)
     release();
 }
 
-static void test_symmetric(void **state)
+TEST(test_symmetric)
 {
-    (void)state;
     check_symmetric("muon-symmetric", false);
     check_symmetric("muon-symmetric-columns", true);
     check_blocks("blocks", false);
@@ -222,9 +218,8 @@ static void test_symmetric(void **state)
 
 /* keep and rate are powers of two and w and x have few bits: both sides are exact in F32, and only
  * the random bits decide. The number of an element does not depend on where a part begins. */
-static void test_apply(void **state)
+TEST(test_apply)
 {
-    (void)state;
     Tensor wide = make_filled(F, 1, N, 1, -1, 1), w = make_filled(H, 1, N, 1, -1, 1),
            x = make_filled(H, 1, N, 2, -1, 1);
     double *W = values(wide), *X = values(x), *bound = keep(N * sizeof *bound);
@@ -250,9 +245,8 @@ static void test_apply(void **state)
     release();
 }
 
-static void test_errors(void **state)
+TEST(test_errors)
 {
-    (void)state;
     Tensor wide = make(F, 1, 256), h = make(H, 1, 256), half = make(H, 1, 128);
     Tensor odd = make(format_of_moment((Format){ E4M3, 128, true }), 1, 64),
            short_h = make(H, 1, 64), short_f = make(F, 1, 64);
@@ -275,11 +269,5 @@ static void test_errors(void **state)
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_momentum),  cmocka_unit_test(test_coded_momentum),
-        cmocka_unit_test(test_normalize), cmocka_unit_test(test_product),
-        cmocka_unit_test(test_symmetric), cmocka_unit_test(test_apply),
-        cmocka_unit_test(test_errors),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_all_tests(NULL, NULL);
 }

@@ -1,6 +1,7 @@
 /* Muon against torch.optim.Muon (tests/golden/muon, scripts/golden_muon.py), on 1, 2 and 4 ranks;
  * the same bits on any number of ranks; the error of a momentum in each format; memory. */
 #include "model/store/param_store_sizes.h"
+#include "tests/test.h"
 #include "tests/kit.h"
 #include "kernels/collectives.h"
 #include "kernels/runtime/comm.h"
@@ -151,9 +152,8 @@ static double distance(const Run *r, const char *which, int matrix)
  * another order round to the other neighbour: 2^-8 of an element. If every element of the last
  * product did, the distance would be 2^-8. Wrong coefficients, a fused q|k|v or gate|up, another
  * scale or no Nesterov momentum give 0.05 or more. */
-static void test_torch(void **state)
+TEST(test_torch)
 {
-    (void)state;
     static const char *const cases[] = { "default", "original", "heads" };
     for (int i = 0; i < 3; i++) {
         Run r;
@@ -236,9 +236,8 @@ static void check_iterations(int steps)
     release();
 }
 
-static void test_iterations(void **state)
+TEST(test_iterations)
 {
-    (void)state;
     for (int steps = 1; steps <= 6; steps++)
         check_iterations(steps);
 }
@@ -334,9 +333,8 @@ static void compare_ranks(DType master, Format moment, int tokens)
     release();
 }
 
-static void test_ranks(void **state)
+TEST(test_ranks)
 {
-    (void)state;
     const Format coded = format_of_moment((Format){ E4M3, 128, true });
     compare_ranks(F32, (Format){ F32, 0, false }, 0);
     compare_ranks(F32, coded, 0);
@@ -376,9 +374,8 @@ static double momentum_error(Format format)
 /* A step rounds with a relative error of up to 2^-8 in BF16 and 2^-4 in E4M3, as large as 1/sqrt(3)
  * of that in the mean, and keeps 0.95 of earlier errors: at most sqrt(8 steps) of it remain.
  * Expansion, by a power k >= 1, makes E4M3's error smaller. */
-static void test_momentum(void **state)
+TEST(test_momentum)
 {
-    (void)state;
     const double f32 = momentum_error((Format){ F32, 0, false }),
                  bf16 = momentum_error((Format){ BF16, 0, false });
     const double e4m3 = momentum_error(format_of_moment((Format){ E4M3, 128, true }));
@@ -391,9 +388,8 @@ static void test_momentum(void **state)
 
 /* Matrices have a momentum and no other state, all else has m and v and no momentum: 4 or 8 bytes
  * an element in F32. */
-static void test_memory(void **state)
+TEST(test_memory)
 {
-    (void)state;
     Run r;
     size_t bytes = 0;
     open_run(&r, (Format){ F32, 0, false }, comm_size(), 1, 0);
@@ -414,10 +410,5 @@ static void test_memory(void **state)
 int main(int argc, char **argv)
 {
     start_ranks(&argc, &argv);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_torch),  cmocka_unit_test(test_iterations),
-        cmocka_unit_test(test_ranks),  cmocka_unit_test(test_momentum),
-        cmocka_unit_test(test_memory),
-    };
-    return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
+    return finish_ranks(run_all_tests(NULL, NULL));
 }

@@ -3,6 +3,7 @@
 #include "kernels/nf4.h"
 #include "kernels/dynamic8.h"
 #include "model/checkpoint/nf4_source.h"
+#include "tests/test.h"
 #include "tests/fp8.h"
 #include "tests/golden.h"
 
@@ -88,9 +89,8 @@ static Nf4 check_groups(const char *what, Tensor w, const Nf4Group *expected)
     return (Nf4){ .group = to.data, .num_parts = 1, .rows = { w.rows } };
 }
 
-static void test_bitsandbytes(void **state)
+TEST(test_bitsandbytes)
 {
-    (void)state;
     static const char *const tensors[] = { "hard", "zeros", "one",   "short",
                                            "few",  "tiny",  "small", "large" };
     SafeFile *f = open_golden("codes");
@@ -111,9 +111,8 @@ static void test_bitsandbytes(void **state)
 }
 
 /* A BF16 tensor of two groups, and the same numbers in F32. */
-static void test_saved(void **state)
+TEST(test_saved)
 {
-    (void)state;
     const SafeTensor *t;
     SafeFile *f = open_golden("saved");
     const uint16_t *source = read_golden(f, "source", "", &t);
@@ -137,9 +136,8 @@ static void test_saved(void **state)
 
 /* The same tensor without double quantization. The value of an element is quant_map[code] absmax,
  * rounded to F32, then to BF16. */
-static void test_plain(void **state)
+TEST(test_plain)
 {
-    (void)state;
     enum { ROWS = 48, COLS = 344, GROUPS = 2 };
     SafeFile *f = open_golden("plain"), *from = open_golden("saved");
     const uint8_t *codes = read_golden(f, name, "", NULL);
@@ -288,9 +286,8 @@ static void check_amax(Nf4 x, Tensor f32)
     assert_true(get_float(amax.data) == 2);
 }
 
-static void test_shapes(void **state)
+TEST(test_shapes)
 {
-    (void)state;
     static const struct {
         int num_parts, rows[3], cols;
     } shapes[] = {
@@ -325,9 +322,8 @@ static void test_shapes(void **state)
 
 /* Each is the mean of 700 blocks and a short one; no order of F32 additions gives the correct
  * sum. */
-static void test_offset(void **state)
+TEST(test_offset)
 {
-    (void)state;
     enum { N = 700 * NF4_BLOCK + 10 };
     for (int half = 0; half < 2; half++) {
         Tensor w = make(half ? H : F, 1, N), offset = make_f32(1, 1);
@@ -404,9 +400,8 @@ static void check_refused(const char *said, const char *part, const void *data, 
     release();
 }
 
-static void test_refused_plain(void **state)
+TEST(test_refused_plain)
 {
-    (void)state;
     static Nf4PlainGroup g[2];
     static const char nested[] = "{\"quant_type\": \"nf4\", \"blocksize\": 64, \"shape\": [48, "
                                  "344], \"nested_offset\": 0.5}";
@@ -436,9 +431,8 @@ static void check_state(const char *said, const char *text)
     check_refused(said, ".quant_state.bitsandbytes__nf4", text, strlen(text));
 }
 
-static void test_refused(void **state)
+TEST(test_refused)
 {
-    (void)state;
     static Nf4Group g[2];
     SafeFile *f = open_golden("saved");
     float map[256];
@@ -469,11 +463,5 @@ static void test_refused(void **state)
 int main(void)
 {
     safetensors_chunk = 64; /* a group at a time */
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bitsandbytes),  cmocka_unit_test(test_saved),
-        cmocka_unit_test(test_plain),         cmocka_unit_test(test_shapes),
-        cmocka_unit_test(test_offset),        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_refused_plain),
-    };
-    return cmocka_run_group_tests_name("nf4", tests, start_device, NULL);
+    return run_all_tests(start_device, NULL);
 }

@@ -5,6 +5,7 @@
  * name as read is NaN, and changes of memory that its row does not name as written are detected and
  * undone. So an access missing in a row is an error or changes results, which are compared with
  * those of a normal step. Then each access of a row is hidden in turn, which must be detected. */
+#include "tests/test.h"
 #include "tests/kit.h"
 
 #include <math.h>
@@ -247,9 +248,8 @@ static void check(const Config *c)
                  c->recipe.name, c->recipe.keep);
 }
 
-static void test_training(void **state)
+TEST(test_training)
 {
-    (void)state;
     static const char *const recipes[] = { "f32", "bf16", "fp8", "coat", "coat-lean" };
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
         for (int r = 0; r < 5; r++) {
@@ -264,9 +264,8 @@ static void test_training(void **state)
         }
 }
 
-static void test_adapters(void **state)
+TEST(test_adapters)
 {
-    (void)state;
     static const char *const recipes[] = { "bf16", "fp8", "coat", "coat-lean" };
     for (int r = 0; r < 4; r++)
         for (BaseFormat base = BASE_AS_FROZEN; base <= BASE_NF4; base++) {
@@ -279,9 +278,8 @@ static void test_adapters(void **state)
         }
 }
 
-static void test_images(void **state)
+TEST(test_images)
 {
-    (void)state;
     static const char *const recipes[] = { "f32", "bf16", "coat" };
     for (int r = 0; r < 3; r++) {
         const ModelConfig m =
@@ -292,9 +290,8 @@ static void test_images(void **state)
     }
 }
 
-static void test_generating(void **state)
+TEST(test_generating)
 {
-    (void)state;
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
         const ModelConfig m = small(a);
         Config c;
@@ -394,9 +391,8 @@ static uint64_t call_others(bool watched)
 }
 
 /* On one rank collectives do nothing; test_cpu_order_ranks uses their rows. */
-static void test_all_seen(void **state)
+TEST(test_all_seen)
 {
-    (void)state;
     assert_true(call_others(true) == call_others(false));
     assert_true(call_gptq(true) == call_gptq(false));
     assert_string_equal(eye.problem, "");
@@ -427,9 +423,8 @@ static void check_hidden(const Config *c)
     eye.operation = -1;
 }
 
-static void test_hidden(void **state)
+TEST(test_hidden)
 {
-    (void)state;
     const ModelConfig m = small(OLMO2), n = small(LLAMA_GQA);
     Config c;
     configure(&c, &n, "coat", KEEP_INPUTS, PER_MICROBATCH);
@@ -444,10 +439,5 @@ static void test_hidden(void **state)
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_training), cmocka_unit_test(test_adapters),
-        cmocka_unit_test(test_images),   cmocka_unit_test(test_generating),
-        cmocka_unit_test(test_all_seen), cmocka_unit_test(test_hidden),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_all_tests(NULL, NULL);
 }

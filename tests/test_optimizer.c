@@ -1,5 +1,6 @@
 /* AdamW, initial values, plain format conversions, sums over all elements, and refusals of wrong
  * shapes. */
+#include "tests/test.h"
 #include "tests/golden.h"
 
 static const Format F = { F32, 0 }, H = { BF16, 0 };
@@ -74,9 +75,8 @@ static void adam_case(const AdamCase *k)
     }
 }
 
-static void test_adamw(void **state)
+TEST(test_adamw)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof adam_cases / sizeof adam_cases[0]; i++)
         if (on_cpu() || adam_cases[i].n % 256 == 0) {
             adam_case(&adam_cases[i]);
@@ -87,9 +87,8 @@ static void test_adamw(void **state)
 /* With zero gradients and lr * decay = 2^-10, w - 2^-10 w is exact in F32 (8 bits of w, shifted by
  * 10): only the random bits decide, so every bit is known. An element's number depends on `first`,
  * not on the sharding of a unit. */
-static void test_stochastic_rounding(void **state)
+TEST(test_stochastic_rounding)
 {
-    (void)state;
     enum { N = 8192, PART = 2048 };
     const AdamW a = { .lr = 0x1p-10f,
                       .beta1 = 0.9f,
@@ -183,16 +182,14 @@ static void parts_case(Format moment)
     release();
 }
 
-static void test_parts(void **state)
+TEST(test_parts)
 {
-    (void)state;
     parts_case(F);
     parts_case((Format){ E4M3, 128, true });
 }
 
-static void test_rounding_of_extremes(void **state)
+TEST(test_rounding_of_extremes)
 {
-    (void)state;
     assert_int_equal(bf16_round_stochastic(INFINITY, 0xffff), 0x7f80);
     assert_int_equal(bf16_round_stochastic(-INFINITY, 0xffff), 0xff80);
     assert_int_equal(bf16_round_stochastic(NAN, 0), 0x7fff);
@@ -206,9 +203,8 @@ static void test_rounding_of_extremes(void **state)
 
 /* Mean and variance of n truncated normal numbers lie within 5 standard errors; z^2's variance is
  * below 2. */
-static void test_init(void **state)
+TEST(test_init)
 {
-    (void)state;
     enum { ROWS = 64, COLS = 512, N = ROWS * COLS };
     Tensor w = make(F, ROWS, COLS), part = make(F, 1, COLS), half = make(H, ROWS, COLS);
     TWICE(init_normal(w, 0.5f, 3, 7, 1000), w);
@@ -247,9 +243,8 @@ static void test_init(void **state)
 
 /* Every BF16 value, its neighbours in F32 and the ties: to nearest even, against arithmetic in
  * double. */
-static void test_bf16(void **state)
+TEST(test_bf16)
 {
-    (void)state;
     enum { CODES = 0x7f80, OFFSETS = 5, N = 2 * CODES * OFFSETS };
     static const uint32_t offset[OFFSETS] = { 0, 1, 0x7fff, 0x8000, 0x8001 };
     float *x = keep(N * sizeof *x);
@@ -276,9 +271,8 @@ static void test_bf16(void **state)
 
 /* Sums of integers up to 64 and of their squares are exact in any order while partial sums are
  * below 2^24. */
-static void test_sums(void **state)
+TEST(test_sums)
 {
-    (void)state;
     static const int sizes[] = { 1, 7, 1000, 4099, 50000 };
     for (size_t k = 0; k < sizeof sizes / sizeof sizes[0]; k++) {
         const int n = on_cpu() ? sizes[k] : (sizes[k] + 7) / 8 * 8;
@@ -309,9 +303,8 @@ static void test_sums(void **state)
     }
 }
 
-static void test_sum_golden(void **state)
+TEST(test_sum_golden)
 {
-    (void)state;
     enum { N = 10000 };
     for (int k = 0; k < 2; k++) {
         Tensor x = make_filled(k ? H : F, 1, N, 11, -1, 1), out = make_filled(F, 1, 1, 0, 0, 0);
@@ -330,9 +323,8 @@ static void test_sum_golden(void **state)
 /* With shares 1, 1/2 and 1/3 the mean of three tensors of numbers below 1, over NaNs. Each of the
  * last two calls rounds a share, a difference and a product of numbers up to 2, and a sum: less
  * than 8 roundings of 2. */
-static void test_mean(void **state)
+TEST(test_mean)
 {
-    (void)state;
     static const int sizes[] = { 1, 7, 4099, 20000 };
     for (size_t k = 0; k < 2 * sizeof sizes / sizeof sizes[0]; k++) {
         const int n = on_cpu() ? sizes[k / 2] : (sizes[k / 2] + 7) / 8 * 8;
@@ -356,9 +348,8 @@ static void test_mean(void **state)
 }
 
 /* Each sum is rounded once, and has the same bits in either order. */
-static void test_accumulate(void **state)
+TEST(test_accumulate)
 {
-    (void)state;
     static const int sizes[] = { 1, 7, 4099, 20000 };
     for (size_t k = 0; k < 2 * sizeof sizes / sizeof sizes[0]; k++) {
         const int n = on_cpu() ? sizes[k / 2] : (sizes[k / 2] + 7) / 8 * 8;
@@ -380,9 +371,8 @@ static void test_accumulate(void **state)
 
 /* ---- errors ---------------------------------------------------------------------------------- */
 
-static void test_errors(void **state)
+TEST(test_errors)
 {
-    (void)state;
     Tensor a = make(F, 8, 16), b = make(F, 8, 24), c = make(F, 24, 16),
            fp8 = make((Format){ E4M3, 0 }, 8, 16);
     Tensor stats = make_f32(8, 2), ints = make_f32(8, 1), odd = a;
@@ -431,13 +421,5 @@ static void test_errors(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_adamw),  cmocka_unit_test(test_stochastic_rounding),
-        cmocka_unit_test(test_parts),  cmocka_unit_test(test_rounding_of_extremes),
-        cmocka_unit_test(test_init),   cmocka_unit_test(test_bf16),
-        cmocka_unit_test(test_sums),   cmocka_unit_test(test_sum_golden),
-        cmocka_unit_test(test_mean),   cmocka_unit_test(test_accumulate),
-        cmocka_unit_test(test_errors),
-    };
-    return cmocka_run_group_tests(tests, start_device, NULL);
+    return run_all_tests(start_device, NULL);
 }

@@ -7,6 +7,7 @@
 #include "model/run/telemetry.h"
 #include "model/store/param_store_sizes.h"
 #include "model/update/update.h"
+#include "tests/test.h"
 #include "tests/images.h"
 #include "tests/lion.h"
 #include "tests/saved.h"
@@ -19,9 +20,8 @@ static bool warned(const char *message, const char *words)
     return strstr(message, words) != NULL;
 }
 
-static void test_choice(void **state)
+TEST(test_choice)
 {
-    (void)state;
     needs_fork();
     char message[8192];
     try_write(try_path, try_complete);
@@ -62,9 +62,8 @@ static void test_choice(void **state)
 }
 
 /* Moments of two kinds are fine; a v that is too coarse for beta2 is not. */
-static void test_mixed_moments(void **state)
+TEST(test_mixed_moments)
 {
-    (void)state;
     needs_fork();
     char message[8192];
     try_write(try_path, try_complete);
@@ -87,9 +86,8 @@ static void test_mixed_moments(void **state)
 }
 
 /* The reason for that warning: rounded to nearest, a v that should fall stays. */
-static void test_coarse(void **state)
+TEST(test_coarse)
 {
-    (void)state;
     static const float beta2[] = { 0.999f, 0.995f };
     for (int i = 0; i < 2; i++) {
         const Format f32 = { F32, 0 }, bf16 = { BF16, 0 };
@@ -129,9 +127,8 @@ static void small_plan(Small *s, const char *optimizer, const char *recipe)
 }
 
 /* Bytes of states per 256 weights of layers, and of other weights; units are multiples of 256. */
-static void test_plan(void **state)
+TEST(test_plan)
 {
-    (void)state;
     const struct {
         const char *optimizer, *recipe;
         size_t bytes, elsewhere;
@@ -215,9 +212,8 @@ static void check_half(size_t found, size_t n, const char *what, int a, int i, i
 }
 
 /* Rounding goes up as often as down, independently for each parameter, step and seed. */
-static void test_dither(void **state)
+TEST(test_dither)
 {
-    (void)state;
     enum { RUNS = 3 };
     static Dither d[RUNS];
     round_once(&d[0], 1, 1);
@@ -288,9 +284,8 @@ static void check_step(bool vectors, bool embedding)
     release();
 }
 
-static void test_step(void **state)
+TEST(test_step)
 {
-    (void)state;
     check_step(false, false);
     check_step(true, false);
     check_step(false, true);
@@ -341,9 +336,8 @@ static double number(json_t *line, const char *name)
 
 /* Adam's moments have a source in any format: its rounding error is below that of E4M3, but not 0.
  * States of another optimizer are described as stored. */
-static void test_statistics(void **state)
+TEST(test_statistics)
 {
-    (void)state;
     json_t *eight = statistics("adamw8bit"), *other = statistics("lion");
     assert_true(number(eight, "quant/m/0/error") > 1e-4 &&
                 number(eight, "quant/m/0/error") < 0x1p-4);
@@ -392,9 +386,8 @@ static void expect_refusal(const char *saved, const char *loaded, const char *wo
     release();
 }
 
-static void test_refusals(void **state)
+TEST(test_refusals)
 {
-    (void)state;
     needs_fork();
     expect_refusal(
         "lion", "adamw",
@@ -409,9 +402,8 @@ static void test_refusals(void **state)
 }
 
 /* As documented in the header: a row that does not fit in the table is an error of the program. */
-static void test_add(void **state)
+TEST(test_add)
 {
-    (void)state;
     needs_fork();
     static Optimizer o;
     o = lion;
@@ -441,12 +433,5 @@ static int end(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_choice),   cmocka_unit_test(test_mixed_moments),
-        cmocka_unit_test(test_coarse),   cmocka_unit_test(test_plan),
-        cmocka_unit_test(test_step),     cmocka_unit_test(test_statistics),
-        cmocka_unit_test(test_refusals), cmocka_unit_test(test_add),
-        cmocka_unit_test(test_dither),
-    };
-    return cmocka_run_group_tests(tests, start, end);
+    return run_all_tests(start, end);
 }

@@ -1,6 +1,7 @@
 /* A model with an outlier of SwiGLU in every block: gradients of FP8 recipes against those of F32,
  * with one scale for down's input and with factors of its columns; the same losses of tokens on 1,
  * 2 and 4 ranks, the same gradient norms with every strategy. */
+#include "tests/test.h"
 #include "tests/ranks_state.h"
 
 #include "tests/outlier.h"
@@ -74,9 +75,8 @@ static double error_of(const char *recipe, DownScales down, float size, const do
 /* An outlier that leaves the other columns no codes: with one scale their gradient is about 0, an
  * error of 1. With factors it has the rounding of all other operands, which the outliers of all
  * blocks make larger: less than 0.7. Without an outlier the bits are the same. */
-static void test_gradients(void **state)
+TEST(test_gradients)
 {
-    (void)state;
     static const char *const recipes[] = { "fp8", "coat", "coat-lean" };
     if (comm_size() > 1)
         return;
@@ -124,9 +124,8 @@ static void token_losses(float *losses, DownScales down, Strategy strategy)
     close_run(&r);
 }
 
-static void test_ranks(void **state)
+TEST(test_ranks)
 {
-    (void)state;
     static float alone[TOKENS], sharded[TOKENS], other[TOKENS];
     token_losses(alone, DOWN_CHANNEL, ALONE);
     token_losses(sharded, DOWN_CHANNEL, mesh(1, 1, 1));
@@ -148,9 +147,8 @@ static void norms(double *norm, Strategy strategy, HostUse activations)
     close_run(&r);
 }
 
-static void test_strategies(void **state)
+TEST(test_strategies)
 {
-    (void)state;
     const Strategy keeps = { comm_size(), GATHER_ONCE, SUM_OFTEN };
     double alone[2], sharded[2], once[2], away[2];
     norms(alone, ALONE, HOST_NEVER);
@@ -165,10 +163,5 @@ static void test_strategies(void **state)
 int main(int argc, char **argv)
 {
     start_ranks(&argc, &argv);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gradients),
-        cmocka_unit_test(test_ranks),
-        cmocka_unit_test(test_strategies),
-    };
-    return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
+    return finish_ranks(run_all_tests(NULL, NULL));
 }

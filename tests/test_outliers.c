@@ -4,6 +4,7 @@
  * The codes of E4M3 have all their digits from 2^-6 to 448. Below they are 2^-9 apart, an error of
  * S 2^-9 / sqrt(12) for a scale S. It is 1 % of the root mean square r of a channel if r = 0.056 S,
  * that is, if max|act| = 448 S is 7,945 r. */
+#include "tests/test.h"
 #include "tests/fp8.h"
 
 enum { N = 272, C = 64, F = 144, REACH = 7945, SIZES = 7 };
@@ -239,9 +240,8 @@ static double explained(double reach)
  * of up to 4, loses as a tensor with its ratio of factors. Scales of tokens lose nothing in silent
  * tokens and, with scales of channels for the gradient, nothing there. A clamp loses the
  * outlier. */
-static void test_remedies(void **state)
+TEST(test_remedies)
 {
-    (void)state;
     static const float sizes[SIZES] = { 1, 16, 32, 48, 64, 128, 256 };
     print_message("%% lost in silent tokens, others' part, others' dw: one scale | tokens | "
                   "channels | clamp, and the outlier\n");
@@ -367,18 +367,16 @@ static void factors_case(bool exact, bool transposed)
     release();
 }
 
-static void test_factors(void **state)
+TEST(test_factors)
 {
-    (void)state;
     for (int i = 0; i < 4; i++)
         factors_case(i % 2, i / 2);
 }
 
 /* Two columns of 1.5, two of 1.5 2^8, all others 0: half of the four do not exceed the exponent
  * 0. */
-static void test_median(void **state)
+TEST(test_median)
 {
-    (void)state;
     enum { SIZE = 16 };
     float x[SIZE * 2 * SIZE] = { 0 }, factor[SIZE];
     for (int n = 0; n < SIZE; n++)
@@ -398,9 +396,8 @@ static void test_median(void **state)
 }
 
 /* Without an outlier the bits are those without factors. */
-static void test_no_outlier(void **state)
+TEST(test_no_outlier)
 {
-    (void)state;
     make_layer(4);
     const Tensor with = encoded(true), without = encoded(false), w = rows_of(layer.w);
     check_same_bytes("act", tensor_snapshot(with), tensor_snapshot(without),
@@ -411,9 +408,8 @@ static void test_no_outlier(void **state)
 }
 
 /* Codes of the weight, and the products of both GEMMs that read act, against double. */
-static void test_products(void **state)
+TEST(test_products)
 {
-    (void)state;
     make_outliers(128, 24);
     const Tensor act = encoded(true), w = folded(act.channel), y = make_f32(N, C);
     const float *factor = channels_of(act);
@@ -431,9 +427,8 @@ static void test_products(void **state)
 }
 
 /* dw += dy^T act in the values of act: what is in dw stays. */
-static void test_gradient(void **state)
+TEST(test_gradient)
 {
-    (void)state;
     static const Format formats[] = { { F32, 0 }, { BF16, 0 } };
     for (int i = 0; i < 4; i++) {
         make_outliers(128, 24);
@@ -458,9 +453,8 @@ static void test_gradient(void **state)
 }
 
 /* Backward makes act again with the same factors; what has none there is the same. */
-static void test_again(void **state)
+TEST(test_again)
 {
-    (void)state;
     make_outliers(128, 24);
     const Tensor act = encoded(true), dact = make_filled(H, N, F, 4, -1, 1);
     Tensor again = make_operand(E4, N, F), d = make_operand(E5, N, 2 * F),
@@ -487,9 +481,8 @@ static Tensor make_round(Format f, int rows, int cols, uint64_t seed)
 }
 
 /* One operation or two: with any factors, the same bits. */
-static void test_fused(void **state)
+TEST(test_fused)
 {
-    (void)state;
     enum { TOKENS = 144, WIDTH = 256, MODEL = 4096 };
     Tensor x = make_round(E4, TOKENS, MODEL, 1), dy = make_round(E5, TOKENS, MODEL, 2);
     const Tensor up = make_round(E4, 2 * WIDTH, MODEL, 3), down = make_round(E4, MODEL, WIDTH, 4);
@@ -533,11 +526,5 @@ static void test_fused(void **state)
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_remedies), cmocka_unit_test(test_factors),
-        cmocka_unit_test(test_median),   cmocka_unit_test(test_no_outlier),
-        cmocka_unit_test(test_products), cmocka_unit_test(test_gradient),
-        cmocka_unit_test(test_again),    cmocka_unit_test(test_fused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_all_tests(NULL, NULL);
 }

@@ -1,5 +1,6 @@
 /* The model with packed documents: the loss and gradients of each separate document, and no
  * influence between documents. */
+#include "tests/test.h"
 #include "tests/kit.h"
 
 #include <math.h>
@@ -135,9 +136,8 @@ static double distance(const Result *a, const Result *b)
  * documents the test would fail by a factor of 100. */
 static const double bound = 20 * 128 * U24;
 
-static void test_as_padded(void **state)
+TEST(test_as_padded)
 {
-    (void)state;
     Batch b;
     Loader *l = open_packed(&b);
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
@@ -196,9 +196,8 @@ static void check_apart(SmallModel a, const Batch *b, int changed)
     free(r.gradient), free(same.gradient);
 }
 
-static void test_apart(void **state)
+TEST(test_apart)
 {
-    (void)state;
     Batch b;
     Loader *l = open_packed(&b);
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
@@ -209,7 +208,5 @@ static void test_apart(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_as_padded),
-                                        cmocka_unit_test(test_apart) };
-    return cmocka_run_group_tests(tests, make_file, remove_file);
+    return run_all_tests(make_file, remove_file);
 }

@@ -1,6 +1,7 @@
 /* data/packing and the packing loader: every label once per epoch, whole documents, resume, valid
  * and invalid metadata, label masks without a label. The model with packed documents:
  * test_packed_model.c. */
+#include "tests/test.h"
 #include "tests/kit.h"
 
 #include <errno.h>
@@ -145,9 +146,8 @@ static int rising(const void *a, const void *b)
 
 /* Bins are filled as by the definition, for capacities around powers of two and items of all
  * sizes. */
-static void test_best_fit(void **state)
+TEST(test_best_fit)
 {
-    (void)state;
     enum { N = 300 };
     static const int capacities[] = { 1, 2, 3, 15, 16, 17, 100, 4096 };
     for (size_t c = 0; c < sizeof capacities / sizeof capacities[0]; c++)
@@ -177,9 +177,8 @@ static void test_best_fit(void **state)
 
 /* Sequences are divided into random parts, so their number suffices; best fit decreasing needs at
  * most 11/9 of it, plus 4 (D. S. Johnson and others, SIAM J. Comput. 3, 1974). */
-static void test_best_fit_bound(void **state)
+TEST(test_best_fit_bound)
 {
-    (void)state;
     enum { FULL = 2000, CAPACITY = 4096 };
     static uint32_t length[FULL * 8];
     static int bin[FULL * 8];
@@ -287,17 +286,15 @@ static void check_epochs(bool split)
     }
 }
 
-static void test_every_label_once(void **state)
+TEST(test_every_label_once)
 {
-    (void)state;
     check_epochs(false);
     check_epochs(true);
 }
 
 /* At every step of two epochs, on another number of ranks. */
-static void test_resume(void **state)
+TEST(test_resume)
 {
-    (void)state;
     static Rows whole, part;
     enum { G = 8 };
     const DataSpec spec = packed_spec(true);
@@ -316,9 +313,8 @@ static void test_resume(void **state)
 }
 
 /* A validation set: once, the last step short. */
-static void test_unshuffled(void **state)
+TEST(test_unshuffled)
 {
-    (void)state;
     static int expected[MOST];
     DataSpec spec = packed_spec(false);
     spec.shuffle = false;
@@ -349,9 +345,8 @@ static void count_beats(const char *doing)
 
 /* More documents than in a window: each once. Sequences are full except for the last of a window,
  * whose number is the seed of their order. A corpus would take minutes. */
-static void test_windows(void **state)
+TEST(test_windows)
 {
-    (void)state;
     windows = scans = 0;
     /* SEQUENCES: of a window */
     enum { DOCUMENTS = 150000, EACH = 4, SEQUENCES = (1 << 16) / EACH };
@@ -400,9 +395,8 @@ static void test_windows(void **state)
 
 /* A document ends as in its metadata, even with an eos inside; metadata of documents that end with
  * an eos give the same result. */
-static void test_eos_and_metadata(void **state)
+TEST(test_eos_and_metadata)
 {
-    (void)state;
     enum { EOS = 7, N = 24 };
     static const uint16_t ids[N] = { 1, 2, EOS, 3, EOS, 4, 5, 6, 8, EOS, EOS, 1,
                                      2, 3, EOS, 4, 5,   6, 8, 9, 1, 2,   3,   4 };
@@ -452,9 +446,8 @@ static void open_data(const DataSpec *spec)
     loader_close(loader_open(spec, 1, 0, 1));
 }
 
-static void test_wrong_metadata(void **state)
+TEST(test_wrong_metadata)
 {
-    (void)state;
     static const struct {
         const char *rows, *place, *found;
     } cases[] = {
@@ -522,9 +515,8 @@ static void test_wrong_metadata(void **state)
 /* ---- label masks ----------------------------------------------------------------------------- */
 
 /* As from a wrong chat template. */
-static void test_masks_without_labels(void **state)
+TEST(test_masks_without_labels)
 {
-    (void)state;
     static const uint8_t zeros[TOKENS], first[TOKENS] = { 1 };
     char *none[FILES];
     for (int f = 0; f < FILES; f++) {
@@ -550,16 +542,5 @@ static void test_masks_without_labels(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_best_fit),
-        cmocka_unit_test(test_best_fit_bound),
-        cmocka_unit_test(test_every_label_once),
-        cmocka_unit_test(test_resume),
-        cmocka_unit_test(test_unshuffled),
-        cmocka_unit_test(test_windows),
-        cmocka_unit_test(test_eos_and_metadata),
-        cmocka_unit_test(test_wrong_metadata),
-        cmocka_unit_test(test_masks_without_labels),
-    };
-    return cmocka_run_group_tests(tests, make_files, remove_files);
+    return run_all_tests(make_files, remove_files);
 }

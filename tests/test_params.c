@@ -2,6 +2,7 @@
  * the result of the whole, concatenated or in sum. In doubles, with layers reimplemented here. */
 #include <math.h>
 
+#include "tests/test.h"
 #include "tests/kit.h"
 
 #include "tests/models.h"
@@ -93,9 +94,8 @@ static void two_layers(double *sum, const double *x, const UnitLayout *s, const 
 /* With magnitudes below 1 a layer of n inputs and its adapter give less than n (1 + RANK), and a
  * product of k sums of up to n numbers has an error of k n roundings of the product of their
  * magnitudes. */
-static void test_split(void **state)
+TEST(test_split)
 {
-    (void)state;
     static const struct {
         const char *first, *second;
         int parts;
@@ -123,9 +123,8 @@ static void test_split(void **state)
 }
 
 /* Parts are consecutive rows, and cover all rows except the vocabulary's padding. */
-static void test_parts(void **state)
+TEST(test_parts)
 {
-    (void)state;
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
         const ModelConfig m = with_adapters(
             architecture(a), RANK, 1 << LORA_K | 1 << LORA_V | 1 << LORA_DOWN, BASE_AS_FROZEN);
@@ -145,7 +144,5 @@ static void test_parts(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_split),
-                                        cmocka_unit_test(test_parts) };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_all_tests(NULL, NULL);
 }

@@ -17,10 +17,7 @@
  *    the change by 8 steps may have an error of 4e-3 of its length; without weight decay the error
  *    is at least 1.2e-2. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
-#include <cmocka.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,6 +31,7 @@
 #include "model/checkpoint/safetensors.h"
 #include "model/update/muon.h"
 #include "model/update/update.h"
+#include "tests/test.h"
 #include "tests/exported.h"
 #include "tests/models.h"
 
@@ -333,7 +331,7 @@ static void check_merged(const Setup *s)
     assert_int_equal(system(command), 0);
 }
 
-static void test_parity(void **state)
+TEST(test_parity)
 {
     Setup s;
     open_setup(&s, *state);
@@ -411,7 +409,7 @@ static void add_errors(const Setup *s, const Rows *r, double *off, double *chang
  * matrices are off by up to 0.024 of their change, all else by 0.0019 (measured). In every model it
  * is 0.061 and 0.0062 or more without Nesterov's momentum, with one of 0.9, four iterations, the
  * other scale, no decay, or by head. */
-static void test_muon(void **state)
+TEST(test_muon)
 {
     Setup s = { .optimizer = "muon" };
     Rows rows[MOST_ROWS];
@@ -441,7 +439,7 @@ static void test_muon(void **state)
 }
 
 /* The first stage of LLaVA's recipe. */
-static void test_projector(void **state)
+TEST(test_projector)
 {
     static char *pattern = "multi_modal_projector.*";
     Setup s = { 0 };
@@ -454,67 +452,25 @@ static void test_projector(void **state)
     { .name = "test_projector: " folder, .test_func = test_projector, .initial_state = folder }
 #define MUON(folder) \
     { .name = "test_muon: " folder, .test_func = test_muon, .initial_state = folder }
-#define PARITY(folder) \
-    { .name = "test_parity: " folder, .test_func = test_parity, .initial_state = folder }
+#define PARITY(folder) add_test("test_parity: " folder, test_parity, folder);
+#define LORA_PARITY(folder) PARITY("lora/" folder)
+#define MUON_PARITY(folder) add_test("test_muon: " folder, test_muon, folder);
+#define PROJECTOR_PARITY(folder) add_test("test_projector: " folder, test_projector, folder);
+
+#define TEXT_MODELS(row) \
+    row("llama") row("llama-gqa-tied") row("llama-head-dim") row("olmo") row("olmo2") \
+        row("mistral") row("mistral-full") row("qwen3") row("qwen3-tied") row("olmo3") \
+            row("olmo3-default") row("ministral") row("qwen2") row("qwen2-tied") row("smollm3")
+#define IMAGE_MODELS(row) row("llava-llama") row("llava-mistral") row("llava-qwen3-tied")
 
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = {
-        PARITY("llama"),
-        PARITY("llama-gqa-tied"),
-        PARITY("llama-head-dim"),
-        PARITY("olmo"),
-        PARITY("olmo2"),
-        PARITY("mistral"),
-        PARITY("mistral-full"),
-        PARITY("qwen3"),
-        PARITY("qwen3-tied"),
-        PARITY("olmo3"),
-        PARITY("olmo3-default"),
-        PARITY("ministral"),
-        PARITY("qwen2"),
-        PARITY("qwen2-tied"),
-        PARITY("smollm3"),
-        PARITY("lora/llama"),
-        PARITY("lora/llama-gqa-tied"),
-        PARITY("lora/llama-head-dim"),
-        PARITY("lora/olmo"),
-        PARITY("lora/olmo2"),
-        PARITY("lora/mistral"),
-        PARITY("lora/mistral-full"),
-        PARITY("lora/qwen3"),
-        PARITY("lora/qwen3-tied"),
-        PARITY("lora/olmo3"),
-        PARITY("lora/olmo3-default"),
-        PARITY("lora/ministral"),
-        PARITY("lora/qwen2"),
-        PARITY("lora/qwen2-tied"),
-        PARITY("lora/smollm3"),
-        PARITY("llava-llama"),
-        PARITY("llava-mistral"),
-        PARITY("llava-qwen3-tied"),
-        PARITY("lora/llava-llama"),
-        PARITY("lora/llava-mistral"),
-        PARITY("lora/llava-qwen3-tied"),
-        MUON("llama"),
-        MUON("llama-gqa-tied"),
-        MUON("llama-head-dim"),
-        MUON("olmo"),
-        MUON("olmo2"),
-        MUON("mistral"),
-        MUON("mistral-full"),
-        MUON("qwen3"),
-        MUON("qwen3-tied"),
-        MUON("olmo3"),
-        MUON("olmo3-default"),
-        MUON("ministral"),
-        MUON("qwen2"),
-        MUON("qwen2-tied"),
-        MUON("smollm3"),
-        PROJECTOR("llava-llama"),
-        PROJECTOR("llava-mistral"),
-        PROJECTOR("llava-qwen3-tied"),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    TEXT_MODELS(PARITY)
+    TEXT_MODELS(LORA_PARITY)
+    IMAGE_MODELS(PARITY)
+    IMAGE_MODELS(LORA_PARITY)
+    TEXT_MODELS(MUON_PARITY)
+    IMAGE_MODELS(PROJECTOR_PARITY)
+    return run_all_tests(NULL, NULL);
 }

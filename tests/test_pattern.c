@@ -1,11 +1,9 @@
 /* data/pattern: matches of patterns, against Python's sorted(glob.glob(pattern, recursive=True)) in
  * the same folder; with ** only files. */
 #include "data/pattern.h"
+#include "tests/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
-#include <cmocka.h>
 
 #include <errno.h>
 #include <stdio.h>
@@ -48,9 +46,8 @@ static const char *matched(const char *pattern, int expected_error)
     return text;
 }
 
-static void test_as_python(void **state)
+TEST(test_as_python)
 {
-    (void)state;
     static const struct {
         const char *pattern, *paths;
     } cases[] = {
@@ -86,9 +83,8 @@ static void test_as_python(void **state)
 }
 
 /* A link to a parent folder: its files are found once. */
-static void test_circle(void **state)
+TEST(test_circle)
 {
-    (void)state;
     char before[4096];
     strcpy(before, matched("**/*.npy", 0));
     assert_int_equal(symlink("../..", "a/b/up"), 0);
@@ -97,9 +93,8 @@ static void test_circle(void **state)
 }
 
 /* Unreadable folders are an error, not skipped. */
-static void test_forbidden(void **state)
+TEST(test_forbidden)
 {
-    (void)state;
     if (geteuid() == 0)
         skip();
     assert_int_equal(chmod("a/b/c", 0), 0);
@@ -109,10 +104,5 @@ static void test_forbidden(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_as_python),
-        cmocka_unit_test(test_circle),
-        cmocka_unit_test(test_forbidden),
-    };
-    return cmocka_run_group_tests(tests, enter_folder, leave_folder);
+    return run_all_tests(enter_folder, leave_folder);
 }

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "tests/test.h"
 #include "tests/kit.h"
 
 #include "model/shape/pipeline.h"
@@ -94,9 +95,8 @@ static void check_tables(Pipeline p)
     }
 }
 
-static void test_tables(void **state)
+TEST(test_tables)
 {
-    (void)state;
     for_all(check_tables);
 }
 
@@ -215,17 +215,15 @@ static void check_run(Pipeline p)
         fail_msg("%s: a bubble of %.4f, which is said to be %.4f", name_of(&p), bubble, said);
 }
 
-static void test_runs(void **state)
+TEST(test_runs)
 {
-    (void)state;
     for_all(check_run);
 }
 
 /* ---- units ----------------------------------------------------------------------------------- */
 
-static void test_units(void **state)
+TEST(test_units)
 {
-    (void)state;
     for (int stages = 1; stages <= MAX_STAGES; stages++)
         for (int chunks = 1; chunks <= MAX_CHUNKS; chunks++)
             for (int layers = stages * chunks; layers <= 40; layers++) {
@@ -251,7 +249,5 @@ static void test_units(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_tables), cmocka_unit_test(test_runs),
-                                        cmocka_unit_test(test_units) };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_all_tests(NULL, NULL);
 }

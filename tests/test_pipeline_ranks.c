@@ -5,6 +5,7 @@
 #include <string.h>
 #include "model/plan_model.h"
 #include "model/store/param_store_sizes.h"
+#include "tests/test.h"
 #include "tests/kit.h"
 #include "kernels/runtime/operations.h"
 #include "model/store/offload.h"
@@ -257,18 +258,16 @@ static void check(const Case *k, int least)
     }
 }
 
-static void test_recipes(void **state)
+TEST(test_recipes)
 {
-    (void)state;
     static const char *const recipes[] = { "f32", "bf16", "fp8", "coat", "coat-lean" };
     for (int r = 0; r < 5; r++)
         check(&(Case){ recipes[r], r % 2 ? OLMO2 : LLAMA_GQA, .documents = r % 2 }, 2);
 }
 
 /* Blocks that are run again, whose operands are made with the ranges of their forward pass. */
-static void test_kept(void **state)
+TEST(test_kept)
 {
-    (void)state;
     static const Keep keeps[] = { KEEP_ALL, KEEP_INPUTS, KEEP_BLOCK, KEEP_ATTENTION };
     for (int i = 0; i < 4; i++)
         check(&(Case){ i % 2 ? "coat" : "coat-lean", LLAMA, .documents = true,
@@ -277,26 +276,23 @@ static void test_kept(void **state)
     check(&(Case){ "coat", LLAMA, .documents = true, .recompute = 3 }, comm_size());
 }
 
-static void test_adapters(void **state)
+TEST(test_adapters)
 {
-    (void)state;
     check(&(Case){ "coat", LLAMA_GQA, ALL_MODULES, BASE_NF4, .documents = true }, 2);
     check(&(Case){ "bf16", QWEN3, ALL_MODULES, BASE_E4M3 }, 2);
 }
 
 /* Stages without anything to train, which need no gradients. */
-static void test_frozen(void **state)
+TEST(test_frozen)
 {
-    (void)state;
     check(&(Case){ "coat", LLAMA, .trainable = { "model.layers.6.*" } }, comm_size());
     check(&(Case){ "bf16", LLAMA, .trainable = { "lm_head.weight" } }, comm_size());
     check(&(Case){ "f32", LLAMA, .trainable = { "model.embed_tokens.weight" } }, comm_size());
 }
 
 /* Two context ranks of each stage; and stages of one rank each. */
-static void test_with_context(void **state)
+TEST(test_with_context)
 {
-    (void)state;
     for (int n = 2; 2 * n <= comm_size(); n *= 2) {
         const Strategy p = stages(n, comm_size() / n, 2, PIPELINE_1F1B),
                        replicas = stages(n, 1, 1, PIPELINE_1F1B);
@@ -307,9 +303,8 @@ static void test_with_context(void **state)
 
 /* One matrix on the first and the last stage: in the first step nothing but its own gradient
  * differs from that without stages. */
-static void test_tied(void **state)
+TEST(test_tied)
 {
-    (void)state;
     check(&(Case){ "f32", LLAMA_GQA, .documents = true, .tied = true }, 2);
     check(&(Case){ "coat", LLAMA, .tied = true }, comm_size());
     check(&(Case){ "f32", LLAMA, .tied = true, .trainable = { "model.layers.3.*" } }, comm_size());
@@ -317,9 +312,8 @@ static void test_tied(void **state)
 
 /* Several micro-batches in flight share a few slots for their activations; with memory for more of
  * them, some never leave. */
-static void test_host(void **state)
+TEST(test_host)
 {
-    (void)state;
     const int n = comm_size();
     const Strategy p[] = { stages(n, 1, 1, PIPELINE_1F1B),
                            stages(n, 1, 1, n < LAYERS ? PIPELINE_INTERLEAVED : PIPELINE_ONE) };
@@ -333,9 +327,8 @@ static void test_host(void **state)
 /* ---- decoding -------------------------------------------------------------------------------- */
 
 /* A prompt, then each token. The key-value caches are on the stages of their blocks. */
-static void test_decode(void **state)
+TEST(test_decode)
 {
-    (void)state;
     enum { PARTS = 8 };
     static const int counts[PARTS] = { 5, 1, 1, 1, 1, 1, 1, 1 };
     static const Case cases[] = { { "f32", LLAMA_GQA, .tied = true },
@@ -357,15 +350,9 @@ static void test_decode(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_recipes),      cmocka_unit_test(test_kept),
-        cmocka_unit_test(test_adapters),     cmocka_unit_test(test_frozen),
-        cmocka_unit_test(test_with_context), cmocka_unit_test(test_host),
-        cmocka_unit_test(test_decode),       cmocka_unit_test(test_tied),
-    };
     const Watch watch = { .begin = count, .watcher = &collectives };
     start_ranks(&argc, &argv);
     update_part = 4 * PARAM_ALIGN; /* a tied matrix is summed in several parts */
     operations_watch(&watch);
-    return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
+    return finish_ranks(run_all_tests(NULL, NULL));
 }

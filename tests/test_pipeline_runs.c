@@ -2,6 +2,7 @@
  * statistics of tensor ranks. */
 #include <math.h>
 
+#include "tests/test.h"
 #include "tests/kit.h"
 #include "tests/launch.h"
 
@@ -81,9 +82,8 @@ static void expect_same_statistics(const char *run, const char *other)
 
 /* Stages train, evaluate, measure and save the bits of one rank, also where the number of stages
  * changes in the middle. */
-static void test_pipeline(void **state)
+TEST(test_pipeline)
 {
-    (void)state;
     static const char settings[] =
         "--recipe=coat --model.weight_tying=false --model.n_layers=4 --data.generate_doc_lengths "
         "--softmax_auxiliary_loss --device_train_microbatch_size=1 --eval_interval=3 "
@@ -173,9 +173,8 @@ static void clear_half(const char *path, const char *name)
 /* Tensor ranks measure their parts of activations: the same statistics, all of them. The first
  * rank's part of the first block's hidden activations is 0, so that it has no statistics of its
  * own. */
-static void test_tensor_statistics(void **state)
+TEST(test_tensor_statistics)
 {
-    (void)state;
     static const char settings[] =
         "--recipe=coat-act --model.n_kv_heads=2 --device_train_microbatch_size=4 --max_duration=1 "
         "--quant_stats_interval=1";
@@ -218,9 +217,8 @@ static void test_tensor_statistics(void **state)
 }
 
 /* One of two stages has trained parameters, and keeps their master weights on the host. */
-static void test_host_of_one_stage(void **state)
+TEST(test_host_of_one_stage)
 {
-    (void)state;
     static const char settings[] =
         "--recipe=bf16 --model.weight_tying=false --trainable=[model.layers.0.*] --host.master=all "
         "--optimizer.name=adamw8bit --max_duration=3 --eval_interval=3";
@@ -233,9 +231,8 @@ static void test_host_of_one_stage(void **state)
 
 /* The matrix that is embedding and head is in files once, with its checksum; each mesh reads it.
  * Gradients in F32, of which 8 micro-batches are added in another order. */
-static void test_tied(void **state)
+TEST(test_tied)
 {
-    (void)state;
     static const char settings[] =
         "--softmax_auxiliary_loss --max_duration=4 --eval_interval=1 --save_interval=2";
     needs_ranks(2);
@@ -258,9 +255,5 @@ static void test_tied(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_pipeline),
-                                        cmocka_unit_test(test_host_of_one_stage),
-                                        cmocka_unit_test(test_tied),
-                                        cmocka_unit_test(test_tensor_statistics) };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+    return run_all_tests(make_folder, remove_folder);
 }

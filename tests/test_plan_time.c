@@ -5,6 +5,7 @@
 
 #include "model/config/config_load.h"
 #include "model/keys/types.h"
+#include "tests/test.h"
 #include "tests/kit.h"
 
 #include "model/checkpoint/load.h"
@@ -113,9 +114,8 @@ static const struct {
     { LLAMA_2, TENSOR "8 " EIGHT_BLOCKS_70B "--parallelism.tensor=2", 22297 },
 };
 
-static void test_measured(void **state)
+TEST(test_measured)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         Config *c = plan(rows[i].yaml, rows[i].arguments);
         const StepTime t = plan_time(c);
@@ -148,9 +148,8 @@ static double seconds_of(const char *format, int value)
 
 /* m micro-batches and p stages of equal work take m + p - 1 passes. The model has no large head;
  * what a step adds once, its update, is a part of the difference allowed. */
-static void test_bubble(void **state)
+TEST(test_bubble)
 {
-    (void)state;
     static const char settings[] =
         "--ranks=4 --parallelism.pipeline=4 --recipe=coat --model.max_sequence_length=2048 "
         "--device_memory=79 --device_train_microbatch_size=4 --model.vocab_size=1024 "
@@ -164,9 +163,8 @@ static void test_bubble(void **state)
 
 /* What many micro-batches take follows from two short steps, and is what a rehearsal of all of them
  * takes. */
-static void test_many(void **state)
+TEST(test_many)
 {
-    (void)state;
     static const char *const settings[] = {
         "--ranks=2 --parallelism.pipeline=2 --global_train_batch_size=26 "
         "--device_train_microbatch_size=1 --device_memory=79",
@@ -197,9 +195,8 @@ static void test_many(void **state)
 /* The stage that computes longest: of 31 blocks the second of two stages has one more than the
  * first, and the head; if the first ten of 32 are trained, only the first stage computes gradients
  * of weights. */
-static void test_longest_stage(void **state)
+TEST(test_longest_stage)
 {
-    (void)state;
     static const struct {
         const char *settings;
         int stage;
@@ -223,9 +220,8 @@ static void test_longest_stage(void **state)
 /* Over a network so slow that nothing else matters a step takes the time of its bytes: each of two
  * hosts of one GPU sends half of the BF16 weights once, forward, and half of the BF16 gradients,
  * backward. */
-static void test_network(void **state)
+TEST(test_network)
 {
-    (void)state;
     static const char settings[] =
         "--ranks=2 --gpus_per_host=1 --network=0.0%d --recipe=bf16 --device_memory=139 "
         "--model.max_sequence_length=2048 --device_train_microbatch_size=1 "
@@ -267,9 +263,8 @@ static void check_possible(const char *settings, int stages, int context, int te
 /* The meshes of 8 ranks that a dry run accepts, for a model of 4 blocks with 2 key heads; with
  * tensor ranks also where their parts have no whole groups, and where the optimizer needs whole
  * matrices. */
-static void test_possible(void **state)
+TEST(test_possible)
 {
-    (void)state;
     static const char base[] =
         "--ranks=8 --device_memory=8 --model.weight_tying=false --global_train_batch_size=16 "
         "--device_train_microbatch_size=1 --model.max_sequence_length=128";
@@ -299,9 +294,8 @@ static void expect_limit(const char *arguments, const char *part)
     config_free(c);
 }
 
-static void test_limits(void **state)
+TEST(test_limits)
 {
-    (void)state;
     expect_limit("--ranks=1 --device_memory=139 --global_train_batch_size=16 "
                  "--device_train_microbatch_size=1",
                  "computation takes");
@@ -335,9 +329,8 @@ static void expect_printed(const char *arguments, const char *part)
         fail_msg("%s: no \"%s\" in\n%s", arguments, part, output);
 }
 
-static void test_printed(void **state)
+TEST(test_printed)
 {
-    (void)state;
     expect_printed(
         "--ranks=1024 --network=45 --global_train_batch_size=1024 --device_train_microbatch_size=1",
         "not measured beyond 2 GPUs");
@@ -361,9 +354,8 @@ static void test_printed(void **state)
 
 /* The settings that --mesh=auto prints are accepted next to the given ones, and make the step that
  * it predicts. */
-static void test_printed_settings(void **state)
+TEST(test_printed_settings)
 {
-    (void)state;
     static const char *const given[] = {
         "",
         "--fsdp.sharding_strategy=SHARD_GRAD_OP",
@@ -395,12 +387,5 @@ static void test_printed_settings(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_measured),        cmocka_unit_test(test_bubble),
-        cmocka_unit_test(test_longest_stage),   cmocka_unit_test(test_many),
-        cmocka_unit_test(test_network),         cmocka_unit_test(test_possible),
-        cmocka_unit_test(test_limits),          cmocka_unit_test(test_printed),
-        cmocka_unit_test(test_printed_settings)
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_all_tests(NULL, NULL);
 }

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "kernels/runtime/error.h"
+#include "tests/test.h"
 #include "tests/kit.h"
 
 static double now;
@@ -81,9 +82,8 @@ static void work(void)
     at(99, 0.9, NULL);
 }
 
-static void test_terminal(void **state)
+TEST(test_terminal)
 {
-    (void)state;
     /* Each line covers the one before: 32, 22, 23, 23, 19 and 16 columns. */
     assert_string_equal(printed(true, work), "loading 25 %, 6 s left: a.weight\r"
                                              "loading 50 %, 2 s left          \r"
@@ -95,9 +95,8 @@ static void test_terminal(void **state)
                                              "             \r");
 }
 
-static void test_pipe(void **state)
+TEST(test_pipe)
 {
-    (void)state;
     assert_string_equal(printed(false, work),
                         "loading 75 %, 10 s left\nloading, 61 s: b\nwarning: x\n");
 }
@@ -113,28 +112,20 @@ static void long_names(void)
 }
 
 /* A terminal of 80 columns wraps a line of 80. */
-static void test_width(void **state)
+TEST(test_width)
 {
-    (void)state;
     const char *text = printed(true, long_names);
     assert_int_equal(strcspn(text, "\r"), 79);
     assert_int_equal(strlen(text), 2 * 80);
 }
 
-static void test_silence(void **state)
+TEST(test_silence)
 {
-    (void)state;
     progress_silence();
     assert_string_equal(printed(true, work), "warning: x\n");
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_terminal),
-        cmocka_unit_test(test_pipe),
-        cmocka_unit_test(test_width),
-        cmocka_unit_test(test_silence),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_all_tests(NULL, NULL);
 }

@@ -1,4 +1,5 @@
 /* Files of prompts: valid ones, and the message for each mistake. */
+#include "tests/test.h"
 #include "tests/kit.h"
 
 #include "data/prompts.h"
@@ -16,9 +17,8 @@ static const char *file(const char *text)
 
 static const TokenLimits limits = { .vocab = 99, .most = 3 };
 
-static void test_read(void **state)
+TEST(test_read)
 {
-    (void)state;
     Prompts p;
     prompts_read(
         &p, file("{\"text\": \"x\", \"tokens\": [3, 0, 98]}\n\n \t\r\n[7]\n{\"tokens\": [1, 2]}"),
@@ -32,9 +32,8 @@ static void test_read(void **state)
     prompts_free(&p);
 }
 
-static void test_errors(void **state)
+TEST(test_errors)
 {
-    (void)state;
     const struct {
         const char *text, *message;
     } rows[] = {
@@ -76,7 +75,5 @@ static int remove_file(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_read),
-                                        cmocka_unit_test(test_errors) };
-    return cmocka_run_group_tests(tests, make_file, remove_file);
+    return run_all_tests(make_file, remove_file);
 }

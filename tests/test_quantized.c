@@ -8,6 +8,7 @@
 #include "model/config/export_options.h"
 #include "model/formats/hf.h"
 #include "model/formats/quantized.h"
+#include "tests/test.h"
 #include "tests/adapted.h"
 #include "tests/coded.h"
 #include "tests/exported.h"
@@ -101,9 +102,8 @@ static const struct {
       "with NVIDIA Model Optimizer, FP8, which" },
 };
 
-static void test_settings(void **state)
+TEST(test_settings)
 {
-    (void)state;
     ModelConfig m = { 0 };
     const char *base = save_base(LLAMA), *path = lasting(text("%s/config.json", base));
     for (size_t i = 0; i < sizeof by_config / sizeof by_config[0]; i++) {
@@ -185,9 +185,8 @@ static const char *with_tensor(const char *base, const char *name, const char *d
     return folder;
 }
 
-static void test_tensors(void **state)
+TEST(test_tensors)
 {
-    (void)state;
     needs_fork();
     const char *base = save_base(LLAMA);
     Run r;
@@ -229,9 +228,8 @@ static void expect_codings(const char *settings, bool in_config, int expected,
     remove(text("%s/quantize_config.json", root));
 }
 
-static void test_said(void **state)
+TEST(test_said)
 {
-    (void)state;
     static const struct {
         const char *weights;
         Coding coding;
@@ -318,9 +316,8 @@ static void expect_refused(const ModelConfig *m, const char *folder, const char 
 #define UP "model.layers.0.mlp.up_proj."
 
 /* Folders that this program exported, with other settings, and without one tensor. */
-static void test_misfits(void **state)
+TEST(test_misfits)
 {
-    (void)state;
     needs_fork();
     static const struct {
         const char *dtype;
@@ -369,9 +366,8 @@ static void test_misfits(void **state)
 }
 
 /* A quantized head next to tied embeddings. */
-static void test_tied_head(void **state)
+TEST(test_tied_head)
 {
-    (void)state;
     needs_fork();
     Run r;
     ModelConfig m = wide(QWEN3);
@@ -391,10 +387,5 @@ static void test_tied_head(void **state)
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_settings),  cmocka_unit_test(test_tensors),
-        cmocka_unit_test(test_said),      cmocka_unit_test(test_misfits),
-        cmocka_unit_test(test_tied_head),
-    };
-    return cmocka_run_group_tests_name("quantized", tests, make_root, remove_root);
+    return run_all_tests(make_root, remove_root);
 }

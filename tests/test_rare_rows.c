@@ -25,6 +25,7 @@
 #include "kernels/values.h"
 #include "model/plan_model.h"
 #include "model/update/update.h"
+#include "tests/test.h"
 #include "tests/kit.h"
 #include "tests/models.h"
 
@@ -84,9 +85,8 @@ static double largest_zero(Format f, float most)
 }
 
 /* A scale of BF16 is rounded up, by 2^-7 at most; the rest is rounding of F32. */
-static void test_zeros(void **state)
+TEST(test_zeros)
 {
-    (void)state;
     for (int i = 0; i < WAYS; i++)
         for (float most = 1e-12f; most <= 1e6f; most *= 100) {
             const double zero = largest_zero(ways[i].v, most), r = ways[i].zero * (double)most;
@@ -135,9 +135,8 @@ static double worst_update(const Way *k, double G, double small, int late, int w
 }
 
 /* The bound holds, and where it is above 10 some gradients come within a factor of three of it. */
-static void test_bound(void **state)
+TEST(test_bound)
 {
-    (void)state;
     const double B = (1 - BETA1) / sqrt((1 - BETA2) * (1 - BETA1 * BETA1 / BETA2));
     for (int i = 0; i < WAYS; i++)
         for (double G = 1e-4; G <= 1; G *= 100) {
@@ -215,9 +214,8 @@ static double largest_update(const char *optimizer, const char *recipe)
     return most;
 }
 
-static void test_optimizers(void **state)
+TEST(test_optimizers)
 {
-    (void)state;
     static const char *const optimizers[] = { "adamw", "adamw8bit", "muon" };
     const double exact = largest_update("adamw", "f32");
     for (const Recipe *r = recipes; r->name; r++)
@@ -231,7 +229,5 @@ static void test_optimizers(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_zeros), cmocka_unit_test(test_bound),
-                                        cmocka_unit_test(test_optimizers) };
-    return cmocka_run_group_tests(tests, start_device, NULL);
+    return run_all_tests(start_device, NULL);
 }

@@ -1,5 +1,6 @@
 /* The columns that make COAT's recipes faster than COAT: the head's gradient in FP8, and scales of
  * the step. Expected errors of formats: test_recipes.c. */
+#include "tests/test.h"
 #include "tests/recipe_runs.h"
 
 /* The head's backward in FP8, in chunks of `chunk` of 64 tokens: its two GEMMs read E5M2 and E4M3,
@@ -33,9 +34,8 @@ static void check_head(const ModelConfig *m, const char *recipe, char *trainable
     free_result(&exact);
 }
 
-static void test_head(void **state)
+TEST(test_head)
 {
-    (void)state;
     const double e4m3 = 0x1p-8 / 3, e5m2 = 0x1p-6 / 3;
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
         const double roundings = a == OLMO2 || a == OLMO3 ? 32
@@ -107,9 +107,8 @@ static void add_errors(SmallModel a, double error[STEP_RECIPES][2])
  * above, the mean of eight by 3.2 %, the difference of two means by 4.5 %: at most twice that. The
  * first micro-batch's gradients are 0, so the second exceeds the ranges. Single gradients may have
  * errors of 0.32, and 1.30 times that with YaRN's scores (test_recipes.c). */
-static void test_step_scales(void **state)
+TEST(test_step_scales)
 {
-    (void)state;
     double error[STEP_RECIPES][2] = { 0 };
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
         add_errors(a, error);
@@ -118,9 +117,8 @@ static void test_step_scales(void **state)
 }
 
 /* Recomputation of a block finds the ranges of its forward pass, and makes the same codes. */
-static void test_step_recomputation(void **state)
+TEST(test_step_recomputation)
 {
-    (void)state;
     for (int i = -1; i < NUM_ADAPTED; i++) {
         const ModelConfig m = i < 0 ? wide(LLAMA_GQA) : adapted_model(i);
         const How all = { KEEP_ALL, true, B, PER_STEP },
@@ -154,9 +152,8 @@ static double forward_loss(const ModelConfig *m, ScalesPer scales)
 
 /* Ranges are valid only within their step: after another one, even one that was not finite, a step
  * gives the same bits. A pass without backward does not read them either. */
-static void test_step_ends(void **state)
+TEST(test_step_ends)
 {
-    (void)state;
     for (int i = -1; i < NUM_ADAPTED; i++) {
         const ModelConfig m = i < 0 ? wide(OLMO2) : adapted_model(i);
         for (Keep keep = KEEP_INPUTS; keep <= KEEP_BLOCK; keep++) {
@@ -170,9 +167,8 @@ static void test_step_ends(void **state)
 }
 
 /* A step's first micro-batch is measured: if it is the only one, the column changes no bit. */
-static void test_single_micro_batch(void **state)
+TEST(test_single_micro_batch)
 {
-    (void)state;
     static const char *const names[] = { "fp8", "coat", "coat-lean" };
     for (int i = -1; i < NUM_ADAPTED; i++)
         for (int r = 0; r < 3; r++) {
@@ -209,9 +205,8 @@ static double evaluated(const ModelConfig *m, const char *recipe, bool columns, 
     return loss;
 }
 
-static void test_forward_only(void **state)
+TEST(test_forward_only)
 {
-    (void)state;
     static const struct {
         const char *recipe;
         int T;
@@ -229,9 +224,8 @@ static void test_forward_only(void **state)
 
 /* Each operand of each block has its own range; dy, which all blocks share, is measured every
  * time. */
-static void test_ranges(void **state)
+TEST(test_ranges)
 {
-    (void)state;
     enum { OPERANDS = 6 };
     const ModelConfig models[] = { wide(LLAMA), wide(OLMO2) };
     for (int i = 0; i < 2; i++)
@@ -278,9 +272,8 @@ static unsigned sums_in_place(const Config *c)
 }
 
 /* matmul may round sums in place once more: evaluation does so where training does. */
-static void test_sums_in_place(void **state)
+TEST(test_sums_in_place)
 {
-    (void)state;
     const ModelConfig models[] = { wide(LLAMA), wide(OLMO2) };
     unsigned found = 0;
     for (int i = 0; i < 2; i++)
@@ -301,15 +294,5 @@ static void test_sums_in_place(void **state)
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_head),
-        cmocka_unit_test(test_step_scales),
-        cmocka_unit_test(test_step_recomputation),
-        cmocka_unit_test(test_step_ends),
-        cmocka_unit_test(test_single_micro_batch),
-        cmocka_unit_test(test_forward_only),
-        cmocka_unit_test(test_ranges),
-        cmocka_unit_test(test_sums_in_place),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_all_tests(NULL, NULL);
 }

@@ -13,14 +13,14 @@
  * that. */
 #include "model/block/block.h"
 #include "model/plan_model.h"
+#include "tests/test.h"
 #include "tests/recipe_runs.h"
 
 /* The columns of each recipe in recipe.h's order. COAT [fig. 1, sec. 4-5]: activations and weights
  * are multiplied in E4M3, gradients in E5M2, non-linear layers keep E4M3 in groups of 16, moments
  * are E4M3 in groups of 128, expanded. */
-static void test_table(void **state)
+TEST(test_table)
 {
-    (void)state;
     static const struct {
         const char *name, *columns;
     } rows[] = {
@@ -84,9 +84,8 @@ static void check_recipe(const char *name, const ModelConfig *m, const char *rec
     free_result(&found);
 }
 
-static void test_bf16(void **state)
+TEST(test_bf16)
 {
-    (void)state;
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
         const double roundings = a == OLMO2 || a == OLMO3 ? 32
                                  : a == QWEN3             ? 24
@@ -98,9 +97,8 @@ static void test_bf16(void **state)
     }
 }
 
-static void test_fp8(void **state)
+TEST(test_fp8)
 {
-    (void)state;
     static const char *const recipes[] = { "fp8", "coat-act", "coat", "coat-lean" };
     for (int r = 0; r < 4; r++)
         for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
@@ -122,9 +120,8 @@ static void test_fp8(void **state)
  * that of a block's tokens times RANK = 8 random numbers. If the tokens' gradients are alike, their
  * root mean square varies by 1/sqrt(2 * 8), in addition to that of 64 tokens: together 27 %, the
  * worst tensor by twice that. */
-static void test_adapters(void **state)
+TEST(test_adapters)
 {
-    (void)state;
     static const char *const recipes[] = { "fp8", "coat", "coat-lean" };
     const double scatter = 1 + 2 * sqrt(1.0 / (2 * 64) + 1.0 / (2 * RANK));
     const double bf16 = scatter * sqrt(144 * 0x1p-18 / 3) + 4 * 0x1p-9;
@@ -140,9 +137,8 @@ static void test_adapters(void **state)
 
 /* With a z-loss the gradient of a logit is (1 + 2 w z) p - [target], times a scale: here, with w =
  * 3 and z of 5, up to 31 p. A range for gradients without z-loss would saturate them. */
-static void test_z_loss(void **state)
+TEST(test_z_loss)
 {
-    (void)state;
     static const char *const recipes[] = { "coat-act", "coat", "coat-lean" };
     for (int r = 0; r < 3; r++)
         for (int tied = 0; tied < 2; tied++) {
@@ -174,9 +170,8 @@ static void check_same(const ModelConfig *m, const char *recipe, Keep one, Keep 
 /* Recomputation uses the same values and scales: the same bits. Whole blocks only if the stream is
  * kept: else the residual is added in place, for which a GEMM library may choose another
  * algorithm. */
-static void test_recomputation(void **state)
+TEST(test_recomputation)
 {
-    (void)state;
     for (int i = -1; i < NUM_ADAPTED; i++) {
         const ModelConfig m = i < 0 ? wide(LLAMA_GQA) : adapted_model(i);
         check_same(&m, "bf16", KEEP_ALL, KEEP_INPUTS);
@@ -192,9 +187,8 @@ static void test_recomputation(void **state)
 
 /* Tensors that no gradient reads are not kept: with adapters only on q, the inputs of the MLP's
  * layers. */
-static void test_kept(void **state)
+TEST(test_kept)
 {
-    (void)state;
     static const char *const recipes[] = { "bf16", "fp8" };
     const ModelConfig of_all = with_adapters(wide(LLAMA), RANK, ALL_MODULES, BASE_AS_FROZEN);
     const ModelConfig of_q = with_adapters(wide(LLAMA), RANK, 1 << LORA_Q, BASE_AS_FROZEN);
@@ -215,9 +209,8 @@ static void test_kept(void **state)
 }
 
 /* An attention output saved in the format of its operand is saved once; coat saves it in bf16. */
-static void test_shared_operand(void **state)
+TEST(test_shared_operand)
 {
-    (void)state;
     static const char *const recipes[] = { "coat", "coat-lean" };
     const ModelConfig m = wide(LLAMA);
     for (int r = 0; r < 2; r++) {
@@ -238,9 +231,8 @@ static void test_shared_operand(void **state)
 /* A sharded base in E4M3 is gathered from where it is stored to where GEMMs read it: two blocks'
  * codes, and the embedding or the head. Norm weights and adapters are on every rank, and need no
  * memory there. */
-static void test_gathered(void **state)
+TEST(test_gathered)
 {
-    (void)state;
     const ModelConfig m = with_adapters(wide(LLAMA), RANK, ALL_MODULES, BASE_E4M3);
     Config c;
     Model model;
@@ -307,9 +299,8 @@ static void free_layer(Layer *r)
 
 /* COAT's own code, measured on one Llama-2-7B layer: errors are 8 % for the output, 10 to 17 % for
  * weight gradients. Here the output excludes the residual stream, which would hide the error. */
-static void test_block(void **state)
+TEST(test_block)
 {
-    (void)state;
     static const char *const recipes[] = { "fp8", "coat", "coat-lean" };
     Layer exact = run_block("f32");
     for (int r = 0; r < 3; r++) {
@@ -337,12 +328,5 @@ static void test_block(void **state)
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_table),    cmocka_unit_test(test_bf16),
-        cmocka_unit_test(test_fp8),      cmocka_unit_test(test_z_loss),
-        cmocka_unit_test(test_adapters), cmocka_unit_test(test_recomputation),
-        cmocka_unit_test(test_kept),     cmocka_unit_test(test_shared_operand),
-        cmocka_unit_test(test_gathered), cmocka_unit_test(test_block),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_all_tests(NULL, NULL);
 }

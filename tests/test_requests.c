@@ -1,5 +1,6 @@
 /* Request files: valid ones, refusals with their lines; packing of choices; scores of known
  * choices. */
+#include "tests/test.h"
 #include "tests/kit.h"
 
 #include "model/evaluate/downstream.h"
@@ -41,9 +42,8 @@ static Requests read_text(const char *text)
 
 /* A context is truncated from the left, so that all tokens except the last fit; the same choice is
  * found again. */
-static void test_reading(void **state)
+TEST(test_reading)
 {
-    (void)state;
     Requests r = read_text(HEAD("len_norm", 2) QUESTION(1, TWO) QUESTION(
         2, CHOICE("10, 11, 12, 13, 14, 15, 16, 17, 18",
                   2) ", " CHOICE("12, 13, 14, 15, 16, 17, 18",
@@ -65,9 +65,8 @@ static void test_reading(void **state)
     requests_free(&r);
 }
 
-static void test_refused(void **state)
+TEST(test_refused)
 {
-    (void)state;
     unlink(path);
     DIES("x.yaml:3", requests_read("x.yaml:3", path, &limits));
     static const struct {
@@ -109,9 +108,8 @@ static void test_refused(void **state)
 
 /* Every choice is in one sequence, in order; no sequence is too long, and none has space for the
  * next choice. */
-static void test_packing(void **state)
+TEST(test_packing)
 {
-    (void)state;
     enum { CHOICES = 7 };
     static const int length[CHOICES] = { 4, 3, 6, 7, 2, 2, 2 }; /* one less is read */
     static const int expected[] = { 0, 2, 3, 4, CHOICES };
@@ -134,9 +132,8 @@ static void test_packing(void **state)
 
 /* By hand: the first question is right only per character; the second except for len_norm, which
  * does not count the blank; of equal choices the first is taken, so the third is wrong. */
-static void test_scores(void **state)
+TEST(test_scores)
 {
-    (void)state;
     const Choice choice[] = { { .characters = 2, .bytes = 2 }, { .characters = 8, .bytes = 9 },
                               { .characters = 1, .bytes = 1 }, { .characters = 3, .bytes = 3 },
                               { .characters = 5, .bytes = 5 }, { .characters = 5, .bytes = 5 } };
@@ -162,9 +159,5 @@ static void test_scores(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_reading),
-                                        cmocka_unit_test(test_refused),
-                                        cmocka_unit_test(test_packing),
-                                        cmocka_unit_test(test_scores) };
-    return cmocka_run_group_tests(tests, make_file, remove_file);
+    return run_all_tests(make_file, remove_file);
 }

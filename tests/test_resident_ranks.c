@@ -5,6 +5,7 @@
 #include "model/plan_model.h"
 #include "model/predict/memory.h"
 #include "model/predict/memory_fit.h"
+#include "tests/test.h"
 #include "tests/ranks_case.h"
 
 /* with two kept units, block 1 stays, and blocks 3 and 5 share a buffer */
@@ -72,9 +73,8 @@ static void end_trace(void)
 
 /* A traced step: spans of all kinds, each operation among them, in a file that is JSON, and waits
  * that are not negative. */
-static void test_trace(void **state)
+TEST(test_trace)
 {
-    (void)state;
     Run r;
     open_run(&r, COAT, GATHER_OFTEN);
     place_run(&r);
@@ -155,9 +155,8 @@ static int expected_gathers(int row, int resident, int k)
  * still there when forward begins again, except with NF4, where they are in backward's layout. Kept
  * weights were made by the evaluation after the previous step; on several ranks FP8 weights are
  * transposed in the step, those of a base only once. */
-static void test_kept(void **state)
+TEST(test_kept)
 {
-    (void)state;
     /* one rank uses BF16 weights as stored */
     for (int i = comm_size() == 1 ? COAT : 0; i < NUM_ROWS; i++) {
         Curve often;
@@ -209,9 +208,8 @@ static int planned_to_keep(Run *r, bool *sums_once)
 
 /* If devices have memory for different numbers of units, all ranks keep the least. The same if
  * other programs use memory, which changes neither how gradients are summed nor a dry run. */
-static void test_agreement(void **state)
+TEST(test_agreement)
 {
-    (void)state;
     bool once;
     Run r;
     open_run(&r, COAT, GATHER_ONCE_IF_FITS);
@@ -278,9 +276,8 @@ static void check_stages(int tensor, bool slots)
     divide(mesh(1, 1, 1));
 }
 
-static void test_stages(void **state)
+TEST(test_stages)
 {
-    (void)state;
     if (comm_size() < 4)
         return;
     check_stages(1, false);
@@ -289,9 +286,8 @@ static void test_stages(void **state)
 }
 
 /* A dry run with different devices plans for the smallest. */
-static void test_smallest_device(void **state)
+TEST(test_smallest_device)
 {
-    (void)state;
     enum { SEQUENCES = 5, MORE = 3 };
     Run r;
     open_run(&r, COAT, GATHER_OFTEN);
@@ -306,10 +302,6 @@ static void test_smallest_device(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_trace), cmocka_unit_test(test_kept),
-                                        cmocka_unit_test(test_agreement),
-                                        cmocka_unit_test(test_stages),
-                                        cmocka_unit_test(test_smallest_device) };
     start_ranks(&argc, &argv);
-    return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
+    return finish_ranks(run_all_tests(NULL, NULL));
 }

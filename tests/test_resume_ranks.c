@@ -8,6 +8,7 @@
 #include "model/checkpoint/load.h"
 #include "model/checkpoint/save.h"
 #include "model/run/quant_stats.h"
+#include "tests/test.h"
 #include "tests/lion.h"
 #include "tests/ranks_state.h"
 
@@ -229,9 +230,8 @@ static void check_alone(int row, const double loss[STEPS])
     check_same_bytes("losses of one rank that keeps weights", loss, first[row], sizeof first[row]);
 }
 
-static void test_resume(void **state)
+TEST(test_resume)
 {
-    (void)state;
     for (int s = 0; s < NUM_STRATEGIES; s++) {
         Strategy strategy;
         for (int i = 0; i < ROWS && use_strategy(&strategy, s); i++) {
@@ -266,6 +266,5 @@ static int make_root(void **state)
 int main(int argc, char **argv)
 {
     start_ranks(&argc, &argv);
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_resume) };
-    return finish_ranks(cmocka_run_group_tests(tests, make_root, remove_shared));
+    return finish_ranks(run_all_tests(make_root, remove_shared));
 }

@@ -1,5 +1,6 @@
 /* RoPE with clamp and QK-norm, of q and k as a whole or head by head, against a double reference,
  * within bounds derived next to each. Notation and assumptions as in test_kernels.c. */
+#include "tests/test.h"
 #include "tests/heads.h"
 
 static const Shape shapes[] = {
@@ -245,9 +246,8 @@ static void rope_case(const FormatRow *f, const Shape *s, const RopeCase *k)
     release();
 }
 
-static void test_rope(void **state)
+TEST(test_rope)
 {
-    (void)state;
     for (int f = 0; f < FORMAT_ROWS; f++)
         for (int i = 0; i < ROPE_CASES; i++) {
             for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++)
@@ -259,9 +259,8 @@ static void test_rope(void **state)
         }
 }
 
-static void test_errors(void **state)
+TEST(test_errors)
 {
-    (void)state;
     const Shape s = { "errors", 2, 8, 4, 2, 64 };
     Attention a = attention_of(&s);
     const Format f = { F32, 0 };
@@ -289,7 +288,5 @@ static void test_errors(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_rope),
-                                        cmocka_unit_test(test_errors) };
-    return cmocka_run_group_tests(tests, start_device, NULL);
+    return run_all_tests(start_device, NULL);
 }

@@ -2,12 +2,10 @@
  * frequencies are F32 after a power, a product and a sum, our table is F32 too: equal to 4 u. A
  * frequency is the angle of position 1. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
-#include <cmocka.h>
 
 #include "model/shape/rope.h"
+#include "tests/test.h"
 
 /* YaRN, and four of its frequencies, from pair `first` on. */
 typedef struct {
@@ -94,9 +92,8 @@ static void check_near(const char *what, int i, double found, double expected)
         fail_msg("case %d, %s: %.10g, expected %.10g", i, what, found, expected);
 }
 
-static void test_yarn(void **state)
+TEST(test_yarn)
 {
-    (void)state;
     for (int i = 0; i < (int)(sizeof cases / sizeof cases[0]); i++) {
         const Case *k = &cases[i];
         const ModelConfig c = { .head_dim = k->D,
@@ -127,6 +124,5 @@ static void test_yarn(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_yarn) };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_all_tests(NULL, NULL);
 }

@@ -2,6 +2,7 @@
  * test_checkpoint.c reads checkpoints back. */
 #include "model/checkpoint/base_fingerprint.h"
 #include "model/checkpoint/safetensors.h"
+#include "tests/test.h"
 #include "tests/saved.h"
 
 /* A header followed by `data` bytes. */
@@ -22,9 +23,8 @@ static const char *write_raw(const char *header, size_t data)
     "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":[" shape "],\"data_offsets\":[" #from "," #to \
     "]}"
 
-static void test_damaged_headers(void **state)
+TEST(test_damaged_headers)
 {
-    (void)state;
     const char *good = "{" ENTRY("a", "F32", "2,3", 0, 24) "," ENTRY("b", "I64", "", 24, 32) "}";
     safetensors_close(safetensors_open(write_raw(good, 32)));
     good = "{" ENTRY("a", "F32", "0,3", 0, 0) "," ENTRY("b", "U8", "5", 0, 5) "}";
@@ -61,9 +61,8 @@ static void test_damaged_headers(void **state)
 
 /* A base that was trained further is detected by three pages of each tensor: at the start, in the
  * middle and at the end. */
-static void test_sampled_pages(void **state)
+TEST(test_sampled_pages)
 {
-    (void)state;
     enum { BYTES = 5 * 4096 };
     static const int changed[] = { 0, BYTES / 2, BYTES - 1, 4096 + 1 };
     const char *header = "{" ENTRY("a", "U8", "20480", 0, 20480) "}", *path = NULL;
@@ -85,7 +84,5 @@ static void test_sampled_pages(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_damaged_headers),
-                                        cmocka_unit_test(test_sampled_pages) };
-    return cmocka_run_group_tests(tests, make_root, remove_root);
+    return run_all_tests(make_root, remove_root);
 }

@@ -1,11 +1,9 @@
 /* Sampling: the distribution, the nucleus, and the inputs of a draw. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
-#include <cmocka.h>
 
 #include "model/sampling.h"
+#include "tests/test.h"
 
 enum { V = 5, DRAWS = 40000 };
 
@@ -37,9 +35,8 @@ static void check_distribution(double temperature, double top_p, unsigned nucleu
     }
 }
 
-static void test_temperature(void **state)
+TEST(test_temperature)
 {
-    (void)state;
     check_distribution(1, 1, 31);
     check_distribution(0.5, 1, 31);
     check_distribution(3, 1, 31);
@@ -47,9 +44,8 @@ static void test_temperature(void **state)
 
 /* At temperature 1 the probabilities are 0.061, 0.450, 0.003, 0.450 and 0.037: tokens 1 and 3
  * together have 0.899, with token 0 0.960, with token 4 0.997. */
-static void test_top_p(void **state)
+TEST(test_top_p)
 {
-    (void)state;
     double p[V], total = 0;
     for (int v = 0; v < V; v++)
         total += p[v] = exp(logits[v]);
@@ -66,9 +62,8 @@ static void test_top_p(void **state)
     check_distribution(0.25, 0.999, 10);
 }
 
-static void test_draws(void **state)
+TEST(test_draws)
 {
-    (void)state;
     const Sampling greedy = { 0, 1, 7 }, s = { 1, 1, 7 }, other = { 1, 1, 8 };
     int same = 0, twice = 0;
     for (uint64_t i = 0; i < 1000; i++) {
@@ -81,9 +76,8 @@ static void test_draws(void **state)
     assert_in_range(twice, 200, 600);
 }
 
-static void test_not_finite(void **state)
+TEST(test_not_finite)
 {
-    (void)state;
     const Sampling greedy = { 0, 1, 0 }, s = { 1, 0.5, 0 };
     const float nan[] = { 1, NAN, 2 }, infinite[] = { 1, 2, INFINITY };
     assert_int_equal(sample_token(nan, 3, &greedy, 0), -1);
@@ -94,11 +88,5 @@ static void test_not_finite(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_temperature),
-        cmocka_unit_test(test_top_p),
-        cmocka_unit_test(test_draws),
-        cmocka_unit_test(test_not_finite),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_all_tests(NULL, NULL);
 }

@@ -1,13 +1,13 @@
 /* The files that a run leaves in its save_folder for each kind of end, and how the next one
  * resumes. */
+#include "tests/test.h"
 #include "tests/launch.h"
 
 #include <sys/file.h>
 
 /* A process ended between two evaluators: the next runs the missing one, once. */
-static void test_cut_between_evaluators(void **state)
+TEST(test_cut_between_evaluators)
 {
-    (void)state;
     char command[1024], run[512];
     snprintf(run, sizeof run,
              "--max_duration=4 --stop_at=2 --eval_interval=2 --eval_subset_num_batches=1 "
@@ -28,9 +28,8 @@ static void test_cut_between_evaluators(void **state)
 }
 
 /* The end is computed from the configuration and the progress of a checkpoint. */
-static void test_too_long(void **state)
+TEST(test_too_long)
 {
-    (void)state;
     static const char *const durations[] = { "--max_duration=1e17", "--max_duration=1e300ep",
                                              "--max_duration=9 --stop_at=9e18" };
     for (int i = 0; i < 3; i++) {
@@ -42,9 +41,8 @@ static void test_too_long(void **state)
 }
 
 /* The number of steps of an epoch depends on the data. */
-static void test_schedule_of_epochs(void **state)
+TEST(test_schedule_of_epochs)
 {
-    (void)state;
     assert_int_not_equal(train(1,
                                "--save_folder=%s/epochs --max_duration=1ep --scheduler.name=wsd "
                                "--scheduler.t_decay=100000",
@@ -59,9 +57,8 @@ static void test_schedule_of_epochs(void **state)
     expect_output("still warming up when the run ends: scheduler.t_warmup 100000, max_duration ");
 }
 
-static void test_folder_is_not_overwritten(void **state)
+TEST(test_folder_is_not_overwritten)
 {
-    (void)state;
     expect_status(train(1, "--max_duration=2 --save_folder=%s/once", folder), 0);
     assert_int_not_equal(train(1, "--max_duration=2 --save_folder=%s/once", folder), 0);
     expect_output("--save_overwrite");
@@ -80,9 +77,8 @@ static void test_folder_is_not_overwritten(void **state)
 
 /* Lines of a replaced run are deleted; a resumed run keeps every line except those that it writes
  * again. */
-static void test_lines_that_stay(void **state)
+TEST(test_lines_that_stay)
 {
-    (void)state;
     static const char evaluates[] =
         "--evaluators='[{label: val, data: {paths: build/few-ids/val.npy}}]' "
         "--eval_subset_num_batches=1 --eval_on_load";
@@ -102,9 +98,8 @@ static void test_lines_that_stay(void **state)
 
 /* With a dangling link the run still finds its newest checkpoint; it warns once, although it
  * follows the link twice. */
-static void test_latest_gone(void **state)
+TEST(test_latest_gone)
 {
-    (void)state;
     shell("ln -sfn step9 %s/lines/latest", folder);
     expect_status(
         train(2, "--max_duration=4 --save_folder=%s/lines --try_load_latest_save", folder), 0);
@@ -116,9 +111,8 @@ static void test_latest_gone(void **state)
 }
 
 /* The state set aside by a failed run is not a checkpoint until it is saved as one. */
-static void test_set_aside(void **state)
+TEST(test_set_aside)
 {
-    (void)state;
     expect_status(train(1, "--max_duration=2 --save_folder=%s/aside", folder), 0);
     shell("cd %s/aside && rm latest && mv step2 step2-aborted", folder);
     expect_status(
@@ -131,9 +125,8 @@ static void test_set_aside(void **state)
 
 /* A copy that followed links has a folder in place of the link: nothing is deleted, and the message
  * says what to do. */
-static void test_copied_with_links(void **state)
+TEST(test_copied_with_links)
 {
-    (void)state;
     expect_status(train(1, "--max_duration=2 --save_folder=%s/linked", folder), 0);
     shell("cp -rL %s/linked %s/copied", folder, folder);
     for (int i = 0; i < 2; i++) {
@@ -148,9 +141,8 @@ static void test_copied_with_links(void **state)
 
 /* Checkpoints without their tokenizer files, as copied or exported, belong to the run, too; other
  * entries are never replaced or deleted. */
-static void test_copied_alone(void **state)
+TEST(test_copied_alone)
 {
-    (void)state;
     expect_status(train(1, "--max_duration=4 --save_interval=2 --save_folder=%s/all", folder), 0);
     shell("cd %s && mkdir alone && cp -r all/step2 all/step4 alone && cd alone && find . -type f | "
           "sort | xargs cksum >../sums",
@@ -178,9 +170,8 @@ static void test_copied_alone(void **state)
 
 /* The test simulates another process that trains there, and one that left half a checkpoint on a
  * full disk. */
-static void test_folder_is_in_use(void **state)
+TEST(test_folder_is_in_use)
 {
-    (void)state;
     static const char more[] =
         "--max_duration=3 --save_num_checkpoints_to_keep=0 --try_load_latest_save";
     char path[256];
@@ -200,9 +191,8 @@ static void test_folder_is_in_use(void **state)
 }
 
 /* AdamW's bias correction counts updates of the current moments. */
-static void test_updates(void **state)
+TEST(test_updates)
 {
-    (void)state;
     expect_status(train(1, "--max_duration=4 --save_folder=%s/four", folder), 0);
     assert_int_equal(trainer("four/step4", "updates"), 4);
     expect_status(
@@ -232,9 +222,8 @@ static void test_updates(void **state)
 
 /* The data start over when a run begins and when they change; not when the same command resumes
  * after an interruption. */
-static void test_data_start_over(void **state)
+TEST(test_data_start_over)
 {
-    (void)state;
     static const char over[] = "--restore_dataloader=false --try_load_latest_save";
     expect_status(train(1, "--max_duration=4 --save_folder=%s/began", folder), 0);
     for (int stop = 5; stop <= 6; stop++)
@@ -260,9 +249,8 @@ static void test_data_start_over(void **state)
 }
 
 /* Back to step 2 only if later checkpoints may be deleted. */
-static void test_rewind(void **state)
+TEST(test_rewind)
 {
-    (void)state;
     double loss[MAX_STEPS];
     expect_status(train(1, "--max_duration=4 --save_interval=2 --save_folder=%s/there", folder), 0);
     assert_int_not_equal(train(1,
@@ -300,9 +288,8 @@ static void test_rewind(void **state)
 
 /* Checkpoints of a run that began with a model folder have that folder's tokenizer, also after a
  * resume. */
-static void test_tokenizer_files(void **state)
+TEST(test_tokenizer_files)
 {
-    (void)state;
     char command[512];
     expect_status(train(1, "--max_duration=1 --save_folder=%s/model", folder), 0);
     snprintf(
@@ -341,9 +328,8 @@ static int export(const char *checkpoint, const char *target, const char *dtype)
 
 /* A run from random weights has the configuration's tokenizer, also after a resume; other runs do
  * not. */
-static void test_tokenizer(void **state)
+TEST(test_tokenizer)
 {
-    (void)state;
     shell("mkdir %s/tok && cd %s/tok && echo '{\"model\": {\"vocab\": {\"a\": 0, \"b\": 600}}, "
           "\"added_tokens\": "
           "[{\"id\": 999}]}' >tokenizer.json && echo x >tokenizer_config.json && echo y "
@@ -372,9 +358,8 @@ static void test_tokenizer(void **state)
 }
 
 /* The same weights saved by one rank and by two are exported to the same bytes, by one process. */
-static void test_export(void **state)
+TEST(test_export)
 {
-    (void)state;
     static const char still[] =
         "--max_duration=2 --optimizer.learning_rate=0 --optimizer.weight_decay=0 "
         "--scheduler.warmup_min_lr=0";
@@ -406,9 +391,8 @@ static void test_export(void **state)
 }
 
 /* As in OLMo: without intervals the end is saved, unless no checkpoint is kept. */
-static void test_last_checkpoint(void **state)
+TEST(test_last_checkpoint)
 {
-    (void)state;
     expect_status(train(1, "--max_duration=2 --save_interval=null --save_folder=%s/end", folder),
                   0);
     assert_true(exists("end/step2"));
@@ -422,24 +406,5 @@ static void test_last_checkpoint(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cut_between_evaluators),
-        cmocka_unit_test(test_too_long),
-        cmocka_unit_test(test_schedule_of_epochs),
-        cmocka_unit_test(test_folder_is_not_overwritten),
-        cmocka_unit_test(test_lines_that_stay),
-        cmocka_unit_test(test_latest_gone),
-        cmocka_unit_test(test_set_aside),
-        cmocka_unit_test(test_copied_with_links),
-        cmocka_unit_test(test_copied_alone),
-        cmocka_unit_test(test_folder_is_in_use),
-        cmocka_unit_test(test_updates),
-        cmocka_unit_test(test_data_start_over),
-        cmocka_unit_test(test_rewind),
-        cmocka_unit_test(test_tokenizer_files),
-        cmocka_unit_test(test_tokenizer),
-        cmocka_unit_test(test_export),
-        cmocka_unit_test(test_last_checkpoint),
-    };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+    return run_all_tests(make_folder, remove_folder);
 }

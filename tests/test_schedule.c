@@ -10,10 +10,7 @@
  *
  * allenai/OLMo, olmo/optim.py: the classes derived from Scheduler; the limit is
  * Scheduler.get_max_grad_norm. wsd: allenai/OLMo-core, src/olmo_core/optim/scheduler.py, WSD. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
-#include <cmocka.h>
 
 #include <float.h>
 #include <math.h>
@@ -21,6 +18,7 @@
 #include <string.h>
 
 #include "model/update/schedule.h"
+#include "tests/test.h"
 #include "tests/try_config.h"
 
 /* Odd, so that its multiples are not exact in F32; lengths in tokens exceed 2^31. */
@@ -187,9 +185,8 @@ static void check_case(const struct Case *k, long unit, End end)
     config_free(c);
 }
 
-static void test_learning_rate(void **state)
+TEST(test_learning_rate)
 {
-    (void)state;
     try_write(try_path, try_complete);
     for (int i = 0; i < NUM_CASES; i++)
         for (End end = MAX_DURATION; end <= T_MAX; end++) {
@@ -200,9 +197,8 @@ static void test_learning_rate(void **state)
 
 /* Steps and tokens need not be proportional: a run may be resumed with another batch. Each schedule
  * uses its own unit. */
-static void test_own_unit(void **state)
+TEST(test_own_unit)
 {
-    (void)state;
     try_write(try_path, try_complete);
     const RunLength length = { 1300, 1300 * TOKENS_PER_STEP };
     Config *steps = load_case(&cases[0], 1, MAX_DURATION),
@@ -215,9 +211,8 @@ static void test_own_unit(void **state)
 }
 
 /* A warmup given as a fraction of the run, or of t_max, is rounded to whole steps or tokens. */
-static void test_warmup_fraction(void **state)
+TEST(test_warmup_fraction)
 {
-    (void)state;
     static const struct {
         const char *share, *same;
     } list[] = {
@@ -259,9 +254,8 @@ static void check_clip(const char *clip, const char *schedule, long step, long t
 }
 
 /* The factor applies up to and including the last step of the warmup. All products are exact. */
-static void test_clip_warmup(void **state)
+TEST(test_clip_warmup)
 {
-    (void)state;
     static const char clip
         [] = "--max_grad_norm=1.5",
     in_steps[] = "--scheduler={grad_clip_warmup_steps: 1000, grad_clip_warmup_factor: 10}",
@@ -281,9 +275,8 @@ static void test_clip_warmup(void **state)
 }
 
 /* Either key without the other changes nothing, and norms without clipping stay so. */
-static void test_clip_without_warmup(void **state)
+TEST(test_clip_without_warmup)
 {
-    (void)state;
     try_write(try_path, try_complete);
     for (long step = 1; step <= 2000; step += 999) {
         check_clip("--max_grad_norm=1.5", "--scheduler.t_warmup=10", step, step, 1.5);
@@ -299,10 +292,5 @@ static void test_clip_without_warmup(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_learning_rate),
-                                        cmocka_unit_test(test_own_unit),
-                                        cmocka_unit_test(test_warmup_fraction),
-                                        cmocka_unit_test(test_clip_warmup),
-                                        cmocka_unit_test(test_clip_without_warmup) };
-    return cmocka_run_group_tests(tests, try_make_folder, try_remove_folder);
+    return run_all_tests(try_make_folder, try_remove_folder);
 }

@@ -2,10 +2,7 @@
  * runs in a child process, which must exit with a status other than 0, with a message that names
  * the file and the remedy. */
 #include "data/loader.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <cmocka.h>
+#include "tests/test.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -148,9 +145,8 @@ static int first_tokens(int *first, int most, const DataSpec *spec)
 
 /* ---- formats --------------------------------------------------------------------------------- */
 
-static void test_formats_in_one_run(void **state)
+TEST(test_formats_in_one_run)
 {
-    (void)state;
     char *paths[] = { "a.npy", "b.bin", "c.bin", "d.bin" };
     /* uint32 without header, as set by memmap_dtype */
     write_tokens("a.npy", "", 0, 4, 17, 100);
@@ -168,9 +164,8 @@ static void test_formats_in_one_run(void **state)
     loader_close(l);
 }
 
-static void test_patterns(void **state)
+TEST(test_patterns)
 {
-    (void)state;
     char *paths[] = { "z.npy", "part-[0-9]*.npy", "lite[1].npy" };
     write_tokens("part-2.npy", "", 0, 2, 8, 20);
     /* byte order, not number order, as OLMo sorts */
@@ -188,9 +183,8 @@ static void test_patterns(void **state)
 
 /* 2^32 + 21 tokens, nearly all in a hole of the file: offsets above 32 bits, in bytes and in
  * tokens. */
-static void test_huge_file(void **state)
+TEST(test_huge_file)
 {
-    (void)state;
     char *paths[] = { "huge.npy" };
     const uint16_t last[8] = { 11, 12, 13, 14, 15, 16, 17, 18 };
     const uint64_t instances = 536870914;
@@ -218,9 +212,8 @@ static void test_huge_file(void **state)
     assert_refused(&spec, "4294967297 sequences", "fewer files");
 }
 
-static void test_sample(void **state)
+TEST(test_sample)
 {
-    (void)state;
     char train[4200], val[4200], said[8192];
     snprintf(train, sizeof train, "%s/data/sample-train.npy", repository);
     snprintf(val, sizeof val, "%s/data/sample-val.npy", repository);
@@ -233,9 +226,8 @@ static void test_sample(void **state)
 
 /* ---- errors ---------------------------------------------------------------------------------- */
 
-static void test_paths_that_lead_nowhere(void **state)
+TEST(test_paths_that_lead_nowhere)
 {
-    (void)state;
     assert_path_refused("nowhere.npy", "nowhere.npy: No such file", "Check the path");
     assert_path_refused("no/where-*.npy", "'no/where-*.npy'", "Check the folder");
     mkdir("folder", 0777);
@@ -247,9 +239,8 @@ static void test_paths_that_lead_nowhere(void **state)
     assert_refused(&spec, "data.paths is empty", "name at least one file");
 }
 
-static void test_foreign_files(void **state)
+TEST(test_foreign_files)
 {
-    (void)state;
     write_tokens("part-0.npy", "", 0, 2, 8, 0);
     write_tokens("part-0.csv.gz", "", 0, 2, 8, 0);
     assert_path_refused("part-0*", "part-0.csv.gz is not a token file", "part-*.npy");
@@ -261,9 +252,8 @@ static void test_foreign_files(void **state)
     assert_path_refused("llmq.bin", "llmq.bin is a token file of llmq", "make_shards.py");
 }
 
-static void test_broken_bin_files(void **state)
+TEST(test_broken_bin_files)
 {
-    (void)state;
     write_bin("short.bin", 20240520, 1, 100, 2, 99, 0);
     assert_path_refused("short.bin",
                         "short.bin says 100 tokens of 2 bytes, so it should have 1224 "
@@ -277,9 +267,8 @@ static void test_broken_bin_files(void **state)
     assert_path_refused("old.bin", "version 2 where 1 is expected", "dev/data");
 }
 
-static void test_wrong_dtype(void **state)
+TEST(test_wrong_dtype)
 {
-    (void)state;
     char *paths[] = { "wide.npy" };
     write_tokens("odd.npy", "x", 1, 2, 100, 0);
     assert_path_refused("odd.npy", "odd.npy has 201 bytes, which is no multiple of 2",
@@ -307,9 +296,8 @@ static void read_some(const DataSpec *spec)
     loader_close(l);
 }
 
-static void test_ids_beyond_the_vocabulary(void **state)
+TEST(test_ids_beyond_the_vocabulary)
 {
-    (void)state;
     char *paths[] = { "good.npy", "bad.npy" }, said[8192];
     write_tokens("good.npy", "", 0, 2, 16, 0);
     write_tokens("bad.npy", "", 0, 2, 1600, VOCAB - 1500);
@@ -330,9 +318,8 @@ static void test_ids_beyond_the_vocabulary(void **state)
 
 /* Masks among token files, as matched by one pattern for a folder; one begins with a long prompt.
  * Tokens 0 and 1 are not masks. */
-static void test_mask_as_tokens(void **state)
+TEST(test_mask_as_tokens)
 {
-    (void)state;
     enum { BYTES = 40000 };
     char *bytes = calloc(BYTES, 1), *paths[] = { "tokens.npy" };
     memset(bytes + BYTES - 5, 1, 5);
@@ -351,9 +338,8 @@ static void test_mask_as_tokens(void **state)
     free(bytes);
 }
 
-static void test_label_mask_errors(void **state)
+TEST(test_label_mask_errors)
 {
-    (void)state;
     char *paths[] = { "a.npy", "b.npy" }, *masks[] = { "a.mask", "b.mask" };
     write_tokens("a.npy", "", 0, 2, 100, 0);
     write_tokens("b.npy", "", 0, 2, 100, 0);
@@ -386,9 +372,8 @@ static void seek_behind_the_end(const DataSpec *spec)
     loader_seek(l, (LoaderState){ 3, 16 });
 }
 
-static void test_too_few_data(void **state)
+TEST(test_too_few_data)
 {
-    (void)state;
     char *paths[] = { "a.npy", "b.npy" }, said[8192];
     write_tokens("a.npy", "", 0, 2, 15 * 8 + 7, 0);
     write_tokens("b.npy", "", 0, 2, 7, 0);
@@ -408,9 +393,8 @@ static void test_too_few_data(void **state)
 }
 
 /* Dolma's files end documents with 50279, whatever a configuration has. */
-static void test_eos_warning(void **state)
+TEST(test_eos_warning)
 {
-    (void)state;
     char *paths[] = { "dolma.npy" }, said[8192];
     uint16_t ids[1000];
     for (int i = 0; i < 1000; i++)
@@ -446,9 +430,8 @@ static void read_while_cut(const DataSpec *spec)
     loader_close(l);
 }
 
-static void test_cut_while_read(void **state)
+TEST(test_cut_while_read)
 {
-    (void)state;
     enum { BYTES = 1 << 20 };
     char said[8192], *paths[] = { "cut.npy" };
     void *zeros = calloc(BYTES, 1);
@@ -461,9 +444,8 @@ static void test_cut_while_read(void **state)
 }
 
 /* Tokens 8 to 15 are in no document: without packing they are trained on, with packing not. */
-static void test_gaps_in_metadata(void **state)
+TEST(test_gaps_in_metadata)
 {
-    (void)state;
     static const char whole[] = "0,8\n8,24\n", gap[] = "0,8\n16,24\n";
     char said[8192], *paths[] = { "a.npy" };
     DataSpec spec = file_spec(paths, 1);
@@ -482,26 +464,11 @@ static void test_gaps_in_metadata(void **state)
     }
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, enter_folder, leave_folder)
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        TEST(test_formats_in_one_run),
-        TEST(test_patterns),
-        TEST(test_huge_file),
-        TEST(test_sample),
-        TEST(test_paths_that_lead_nowhere),
-        TEST(test_foreign_files),
-        TEST(test_broken_bin_files),
-        TEST(test_wrong_dtype),
-        TEST(test_ids_beyond_the_vocabulary),
-        TEST(test_mask_as_tokens),
-        TEST(test_label_mask_errors),
-        TEST(test_too_few_data),
-        TEST(test_eos_warning),
-        TEST(test_cut_while_read),
-        TEST(test_gaps_in_metadata),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    for (size_t i = 0; i < num_tests; i++) {
+        all_tests[i].setup_func = enter_folder;
+        all_tests[i].teardown_func = leave_folder;
+    }
+    return run_all_tests(NULL, NULL);
 }

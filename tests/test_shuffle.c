@@ -1,10 +1,8 @@
 /* data/shuffle: numpy's order, to the last element. */
 #include "data/shuffle.h"
+#include "tests/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
-#include <cmocka.h>
 
 #include <stdlib.h>
 
@@ -44,9 +42,8 @@ static const struct {
 static const uint32_t order_6198[FEW] = { 17, 4,  14, 3,  5, 12, 6, 15, 18, 13,
                                           10, 11, 2,  19, 0, 16, 7, 9,  8,  1 };
 
-static void test_shuffle_equals_numpy(void **state)
+TEST(test_shuffle_equals_numpy)
 {
-    (void)state;
     for (size_t s = 0; s < sizeof shuffles / sizeof shuffles[0]; s++) {
         uint64_t n = shuffles[s].n, sum = 0;
         uint32_t *x = malloc(n * sizeof *x);
@@ -60,9 +57,8 @@ static void test_shuffle_equals_numpy(void **state)
     }
 }
 
-static void test_shuffle_of_few(void **state)
+TEST(test_shuffle_of_few)
 {
-    (void)state;
     uint32_t x[FEW] = { 99, 99 };
     numpy_shuffle(x, 0, 0, NULL, NULL);
     assert_int_equal(x[0], 99);
@@ -77,7 +73,5 @@ static void test_shuffle_of_few(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_shuffle_equals_numpy),
-                                        cmocka_unit_test(test_shuffle_of_few) };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_all_tests(NULL, NULL);
 }

@@ -1,4 +1,5 @@
 /* Signals at which a run saves and ends, those that it ignores, and limits of the system. */
+#include "tests/test.h"
 #include "tests/launch.h"
 
 /* Sends a signal to the ranks whose save_folder is `path`, or to their launcher; returns 0 if there
@@ -59,9 +60,8 @@ static void check_signal(const char *name, bool to_launcher)
 /* The ranks get SIGTERM or SIGUSR1, as from a batch system; mpirun itself would kill them a second
  * after its own SIGTERM. It forwards SIGUSR2. NOTE: SIGUSR1 too, unless LLVM, which OpenCL drivers
  * load into it through hwloc, handles SIGUSR1 itself. */
-static void test_signals(void **state)
+TEST(test_signals)
 {
-    (void)state;
     check_signal("TERM", false);
     check_signal("USR1", false);
     check_signal("USR2", true);
@@ -93,9 +93,8 @@ static void check_alone(const char *name, const char *through, const char *const
 
 /* Without mpirun: the end of a terminal, Ctrl-C, a limit of the processor's time; nohup lets SIGHUP
  * be ignored. */
-static void test_signals_alone(void **state)
+TEST(test_signals_alone)
 {
-    (void)state;
     static const char *const stopping[] = { "TERM", "HUP", "INT", "USR1", "USR2", "XCPU" };
     for (size_t i = 0; i < sizeof stopping / sizeof *stopping; i++)
         check_alone(stopping[i], "", (const char *const[]){ stopping[i], NULL });
@@ -103,9 +102,8 @@ static void test_signals_alone(void **state)
 }
 
 /* The reader of stdout ends after a few lines: the run saves, and says so on stderr. */
-static void test_stdout_ends(void **state)
+TEST(test_stdout_ends)
 {
-    (void)state;
     shell("{ timeout 300 %s/train configs/tiny.yaml %s %s --max_duration=1000000 "
           "--save_interval=null "
           "--save_folder=%s/head 2>%s/said; "
@@ -119,9 +117,8 @@ static void test_stdout_ends(void **state)
 
 /* A file may not grow beyond ulimit -f, here 8 MiB, which the moments need: an error with its
  * name. */
-static void test_file_limit(void **state)
+TEST(test_file_limit)
 {
-    (void)state;
     const int status = finish(start_command(
         "sh -c \"ulimit -f 16384; exec %s/train configs/tiny.yaml %s --max_duration=1 "
         "--save_folder=%s/limited\"",
@@ -133,9 +130,8 @@ static void test_file_limit(void **state)
 }
 
 /* A run stops even during an evaluation of minutes. */
-static void test_signal_in_evaluation(void **state)
+TEST(test_signal_in_evaluation)
 {
-    (void)state;
     char path[256], command[1024], data[20 * 25] = "build/few-ids/train.npy";
     for (int i = 1; i < 20; i++)
         strcat(data, ",build/few-ids/train.npy");
@@ -159,9 +155,8 @@ static void test_signal_in_evaluation(void **state)
 }
 
 /* The same for samples of many texts before the next step. */
-static void test_signal_in_samples(void **state)
+TEST(test_signal_in_samples)
 {
-    (void)state;
     char path[256], command[1024];
     snprintf(path, sizeof path, "%s/prompts.jsonl", folder);
     FILE *f = fopen(path, "w");
@@ -190,9 +185,8 @@ static void test_signal_in_samples(void **state)
 }
 
 /* Ctrl-C twice. One step of 5000 sequences takes longer than the test wants to wait. */
-static void test_second_signal(void **state)
+TEST(test_second_signal)
 {
-    (void)state;
     char path[256], command[512];
     ids = "";
     snprintf(path, sizeof path, "%s/twice", folder);
@@ -212,14 +206,5 @@ static void test_second_signal(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_signals),
-        cmocka_unit_test(test_signals_alone),
-        cmocka_unit_test(test_stdout_ends),
-        cmocka_unit_test(test_file_limit),
-        cmocka_unit_test(test_signal_in_evaluation),
-        cmocka_unit_test(test_signal_in_samples),
-        cmocka_unit_test(test_second_signal),
-    };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+    return run_all_tests(make_folder, remove_folder);
 }

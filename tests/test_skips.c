@@ -1,6 +1,7 @@
 /* The training loop with steps that are not finite: what is saved, when it is published, and how
  * the run ends. The test starts train.c itself, with gradient norms set to infinity at given
  * steps. */
+#include "tests/test.h"
 #include "tests/launch.h"
 
 #include "data/loader.h"
@@ -74,9 +75,8 @@ static void expect_checkpoints(const char *name, const char *expected)
 }
 
 /* Runs that complete their 8 steps. */
-static void test_passing(void **state)
+TEST(test_passing)
 {
-    (void)state;
     needs_ranks(2);
     static const struct {
         const char *name, *lost;
@@ -100,9 +100,8 @@ static void test_passing(void **state)
 }
 
 /* Runs that end with such steps. */
-static void test_ending(void **state)
+TEST(test_ending)
 {
-    (void)state;
     needs_ranks(2);
     static const struct {
         const char *name, *lost;
@@ -135,9 +134,8 @@ static void test_ending(void **state)
 
 /* The loss of a spike is finite: it confirms the save begun a step before, which must not be
  * dropped. */
-static void test_spike_after_save(void **state)
+TEST(test_spike_after_save)
 {
-    (void)state;
     needs_ranks(2);
     assert_int_not_equal(
         run("spike", "-66", 0, "--max_duration=70 --save_interval=65 --spikes=stop"), 0);
@@ -149,8 +147,5 @@ int main(int argc, char **argv)
 {
     if (argc > 1)
         return train_main(argc, argv);
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_passing),
-                                        cmocka_unit_test(test_ending),
-                                        cmocka_unit_test(test_spike_after_save) };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+    return run_all_tests(make_folder, remove_folder);
 }

@@ -1,16 +1,13 @@
 /* Scores of spikes against the textbook's formulas, the window's ends, and its text. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "kernels/random.h"
 #include "model/update/spikes.h"
+#include "tests/test.h"
 
 static double number(uint64_t i)
 {
@@ -32,9 +29,8 @@ static double expected_score(double x, uint64_t first, uint64_t end)
 /* No score before 63 steps, then over all steps, then over the last 128. Sums of 128 terms have an
  * error of 128 u of them, the mean 128 u 4; numbers are within 1 of each other, with a standard
  * deviation of about 0.29. */
-static void test_scores(void **state)
+TEST(test_scores)
 {
-    (void)state;
     SpikeWindow w = { 0 };
     for (uint64_t i = 0; i < 400; i++) {
         const SpikeScores s = spikes_add(&w, number(i), -2 * number(i));
@@ -54,9 +50,8 @@ static void test_scores(void **state)
 
 /* A spike is 6 standard deviations above the mean, for either number, never below it; it is part of
  * later windows. */
-static void test_spikes(void **state)
+TEST(test_spikes)
 {
-    (void)state;
     SpikeWindow full = { 0 };
     for (uint64_t i = 0; i < 128; i++)
         spikes_add(&full, number(i), number(i));
@@ -81,9 +76,8 @@ static void test_spikes(void **state)
     assert_in_range(spikes, 1, 10);
 }
 
-static void test_constant(void **state)
+TEST(test_constant)
 {
-    (void)state;
     SpikeWindow w = { 0 };
     for (int i = 0; i < 100; i++)
         assert_false(spikes_exceed(spikes_add(&w, 2, 0.5)));
@@ -92,9 +86,8 @@ static void test_constant(void **state)
     assert_true(isinf(up.loss) && spikes_exceed(up) && isinf(down.loss) && !spikes_exceed(down));
 }
 
-static void test_text(void **state)
+TEST(test_text)
 {
-    (void)state;
     double x[SPIKES_WINDOW], y[SPIKES_WINDOW];
     for (int i = 0; i < SPIKES_WINDOW; i++) /* all sizes and last bits */
         x[i] = (i % 2 ? -1 : 1) * ldexp(number((uint64_t)i), i * 16 - 1024 - 40 + (i < 4 ? 40 : 0));
@@ -121,11 +114,5 @@ static void test_text(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_scores),
-        cmocka_unit_test(test_spikes),
-        cmocka_unit_test(test_constant),
-        cmocka_unit_test(test_text),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_all_tests(NULL, NULL);
 }

@@ -1,5 +1,6 @@
 /* Quantization statistics of activations: metrics.jsonl against the tensors, decoded by the test.
  * Those of moments: test_telemetry_moments.c. */
+#include "tests/test.h"
 #include "tests/measured.h"
 
 #include "model/run/outliers.h"
@@ -47,9 +48,8 @@ static void check_all(const Small *s)
 }
 
 /* Which kinds appear: those that the recipe stores in FP8, and always the moments. */
-static void test_every_recipe(void **state)
+TEST(test_every_recipe)
 {
-    (void)state;
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
         for (const Recipe *r = recipes; r->name; r++) {
             Small s;
@@ -126,9 +126,8 @@ static void expect_outliers(const Small *s, const double *act, size_t N, size_t 
 /* The last block's tensors still hold the measured values. x1 has no source in `coat`, and h0 is
  * overwritten; with keep: all and a separate stream h0 is kept, and must equal the recomputed
  * values. */
-static void test_activations(void **state)
+TEST(test_activations)
 {
-    (void)state;
     for (int keep_all = 0; keep_all < 2; keep_all++) {
         Small s;
         small_open(&s, LLAMA, "coat");
@@ -197,9 +196,8 @@ static const char *printed_by_step(Small *s)
 
 /* An outlier in both blocks: one warning each, until it has gone and come again; none with factors
  * of columns, whose scale covers less. The metrics are those of values without factors. */
-static void test_outliers(void **state)
+TEST(test_outliers)
 {
-    (void)state;
     double kurtosis[2];
     for (int by_channel = 0; by_channel < 2; by_channel++) {
         Small s;
@@ -238,9 +236,8 @@ static void test_outliers(void **state)
 
 /* Statistics change nothing: same loss and same moments with and without, and no line where none is
  * due. */
-static void test_no_side_effects(void **state)
+TEST(test_no_side_effects)
 {
-    (void)state;
     double loss[2];
     for (int interval = 0; interval < 2; interval++) {
         Small s;
@@ -269,9 +266,8 @@ static void test_no_side_effects(void **state)
 }
 
 /* Two steps with 0.3 seconds of other work between them: the time of the second excludes it. */
-static void test_speed(void **state)
+TEST(test_speed)
 {
-    (void)state;
     Small s;
     small_open(&s, LLAMA, "bf16");
     s.log = log_open(&s.config, NULL, (RunLength){ .steps = 10 }, 10, 0, false, 1);
@@ -290,10 +286,5 @@ static void test_speed(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_recipe), cmocka_unit_test(test_activations),
-        cmocka_unit_test(test_outliers),     cmocka_unit_test(test_no_side_effects),
-        cmocka_unit_test(test_speed),
-    };
-    return cmocka_run_group_tests(tests, measured_start, measured_finish);
+    return run_all_tests(measured_start, measured_finish);
 }

@@ -1,14 +1,14 @@
 /* Quantization statistics of the optimizer's moments: metrics.jsonl against the moments, decoded by
  * the test. */
+#include "tests/test.h"
 #include "tests/measured.h"
 
 #include "model/run/quant_stats.h"
 
 /* Stored moments have the reported error. On the CPU codes and scales are those of the telemetry,
  * except where the F32 arithmetic of the update falls on the other side of a midpoint. */
-static void test_moments(void **state)
+TEST(test_moments)
 {
-    (void)state;
     Small s;
     small_open(&s, LLAMA, "coat");
     small_start(&s);
@@ -67,9 +67,8 @@ static void test_moments(void **state)
 
 /* F32 moments are rounded once, from double: u = 2^-24. Expansion must pay on each moment and on
  * the update. */
-static void test_formats(void **state)
+TEST(test_formats)
 {
-    (void)state;
     Small s;
     small_open(&s, LLAMA, "f32");
     small_start(&s);
@@ -94,9 +93,8 @@ static void test_formats(void **state)
 }
 
 /* Frozen parameters have no moments: a unit without trained parameters has no line. */
-static void test_frozen(void **state)
+TEST(test_frozen)
 {
-    (void)state;
     static const char *const recipes[] = { "f32", "coat" };
     static char *pattern = "model.layers.*.mlp.*";
     for (int i = 0; i < 2; i++) {
@@ -119,10 +117,5 @@ static void test_frozen(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_moments),
-        cmocka_unit_test(test_formats),
-        cmocka_unit_test(test_frozen),
-    };
-    return cmocka_run_group_tests(tests, measured_start, measured_finish);
+    return run_all_tests(measured_start, measured_finish);
 }

@@ -6,6 +6,7 @@
  *
  * Each case is on one of the meshes. With EVERY=1 in the environment each is on all of them: by
  * hand, in minutes. */
+#include "tests/test.h"
 #include "tests/ranks_parts.h"
 
 enum { T = 40 }; /* the rows of a micro-batch are those of no weight */
@@ -44,9 +45,8 @@ static void check_mesh(int number, const Case *k, double loss, double grads)
 
 /* Sums of up to 384 terms in another order: each errs by some 2^-24 of its size, through two blocks
  * and back. What backward makes again it gathers again. */
-static void test_f32(void **state)
+TEST(test_f32)
 {
-    (void)state;
     static const Case cases[] = {
         { "f32", LLAMA_GQA, .documents = true, .keep = KEEP_INPUTS },
         { "f32", QWEN3, .modules = ALL_MODULES },
@@ -62,9 +62,8 @@ static void test_f32(void **state)
 }
 
 /* Partial sums are rounded to BF16, 2^-9, and FP8 operands behind them to 2^-4. */
-static void test_bf16(void **state)
+TEST(test_bf16)
 {
-    (void)state;
     if (!__real_scale_within_range)
         skip();
     check_mesh(0, &(Case){ "bf16", LLAMA_GQA }, 0x1p-5, 0x1p-5);
@@ -79,9 +78,8 @@ static void test_bf16(void **state)
 }
 
 /* With sums in F32 few codes become others, and often none. */
-static void test_fp8(void **state)
+TEST(test_fp8)
 {
-    (void)state;
     if (!__real_scale_within_range)
         skip();
     check_mesh(0, &(Case){ "fp8", OLMO2, .wide = true }, 0x1p-4, 0x1p-3);
@@ -112,9 +110,8 @@ static Whole round_weights(const Case *k, Strategy s)
     return weights;
 }
 
-static void test_rounding(void **state)
+TEST(test_rounding)
 {
-    (void)state;
     static const SmallModel models[] = { LLAMA_GQA, OLMO2, QWEN2 };
     for (int i = 0; i < 3; i++)
         for (int tensor = 2; tensor <= comm_size(); tensor *= 2) {
@@ -137,9 +134,8 @@ static void test_rounding(void **state)
 
 /* A prompt, single tokens and several at once. Every rank has the logits of one rank: up to 1e-5 in
  * f32, else up to the roundings of partial sums (test_decode.c). */
-static void test_decode(void **state)
+TEST(test_decode)
 {
-    (void)state;
     enum { PARTS = 5 };
     static const int counts[PARTS] = { 9, 1, 1, 12, 1 };
     static const struct {
@@ -176,10 +172,7 @@ static void test_decode(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_f32), cmocka_unit_test(test_bf16),
-                                        cmocka_unit_test(test_fp8), cmocka_unit_test(test_rounding),
-                                        cmocka_unit_test(test_decode) };
     start_ranks(&argc, &argv);
     add_after_architecture();
-    return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
+    return finish_ranks(run_all_tests(NULL, NULL));
 }

@@ -9,6 +9,7 @@
  * all codes of a tensor; with these initial weights none does. */
 #include <math.h>
 
+#include "tests/test.h"
 #include "tests/kit.h"
 
 #include "kernels/runtime/error.h"
@@ -136,9 +137,8 @@ static void check_near(const char *what, const Result *whole, const Result *tile
 }
 
 /* Tiles of 16 tokens, and of 32 with a smaller last one. */
-static void test_bits(void **state)
+TEST(test_bits)
 {
-    (void)state;
     enum { K = 32, ROUNDINGS = TILES + 1 };
     static const struct {
         const char *name;
@@ -171,9 +171,8 @@ static void test_bits(void **state)
 /* With other tokens in each tile the FP8 scales differ from those of all tokens: gradients are as
  * far from f32 as without tiles, up to the scatter of rounding, for which a half is left. In the
  * second micro-batch scales of the step would be in use. */
-static void test_scales(void **state)
+TEST(test_scales)
 {
-    (void)state;
     static const char *const names[] = { "fp8", "coat", "coat-lean" };
     for (int i = 0; i < 3; i++)
         for (int a = 0; a < 2; a++) {
@@ -191,9 +190,8 @@ static void test_scales(void **state)
 
 /* Tiles need a block that backward runs again, more tokens than a tile has, and no statistics,
  * which are of all tokens. */
-static void test_none(void **state)
+TEST(test_none)
 {
-    (void)state;
     const ModelConfig m = model_of(LLAMA, false);
     for (int i = 0; i < 4; i++) {
         const Keep keep = i >= 2 ? KEEP_BLOCK : (Keep)i;
@@ -225,9 +223,8 @@ static size_t work_bytes(const char *recipe, Keep keep, int tile)
 
 /* Where the MLP is nearly all, a third of the tokens at once is a third of the memory, and what is
  * not tiled, an eighth at most. */
-static void test_bytes(void **state)
+TEST(test_bytes)
 {
-    (void)state;
     static const char *const names[] = { "f32", "bf16", "fp8", "coat", "coat-lean" };
     for (int i = 0; i < 5; i++)
         for (Keep k = KEEP_ATTENTION; k <= KEEP_BLOCK; k++) {
@@ -240,7 +237,5 @@ static void test_bytes(void **state)
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_bits), cmocka_unit_test(test_scales),
-                                        cmocka_unit_test(test_none), cmocka_unit_test(test_bytes) };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_all_tests(NULL, NULL);
 }

@@ -6,6 +6,7 @@
  *     OPENBLAS_NUM_THREADS=1 mpirun --oversubscribe --bind-to none -n 64 build/cpu/tests/test_traffic_ranks */
 #include <string.h>
 #include "model/store/param_store_sizes.h"
+#include "tests/test.h"
 #include "tests/kit.h"
 #include "model/predict/memory.h"
 #include "model/predict/rehearsal.h"
@@ -280,9 +281,8 @@ static bool divides(int a, int b)
     return b % a == 0;
 }
 
-static void test_meshes(void **state)
+TEST(test_meshes)
 {
-    (void)state;
     for (int tensor = 1; tensor <= comm_size(); tensor++) {
         const int ranks = comm_size() / tensor;
         for (int stages = 1; divides(tensor, comm_size()) && stages <= ranks; stages++)
@@ -308,8 +308,7 @@ static int print_count(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_meshes) };
     start_ranks(&argc, &argv);
     alarm(comm_size() > 4 || SANITIZED ? 3600 : 300);
-    return finish_ranks(cmocka_run_group_tests(tests, NULL, print_count));
+    return finish_ranks(run_all_tests(NULL, print_count));
 }

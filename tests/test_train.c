@@ -1,5 +1,6 @@
 /* The program as a user runs it: mpirun ./train configs/tiny.yaml with overrides; what it trains
  * and what it refuses. */
+#include "tests/test.h"
 #include "tests/launch.h"
 
 #include <time.h>
@@ -31,9 +32,8 @@ static void check_resume(int ranks, const char *arguments, const char *name)
                      parts[i]);
 }
 
-static void test_resume(void **state)
+TEST(test_resume)
 {
-    (void)state;
     check_resume(1, "", "f32");
     check_resume(4, "--recipe=coat-lean", "lean");
     check_resume(2,
@@ -44,9 +44,8 @@ static void test_resume(void **state)
 /* Same global batch on 1, 2 and 4 ranks. The first losses differ only by the order of summation: u
  * times the number of terms, 256 tokens, is an upper bound. Later ones also by its effect on the
  * weights: as much again per step. */
-static void test_ranks_agree(void **state)
+TEST(test_ranks_agree)
 {
-    (void)state;
     double one[MAX_STEPS], more[MAX_STEPS];
     expect_status(train(1, "--max_duration=5 --save_folder=%s/w1", folder), 0);
     losses(one, "w1", 5);
@@ -75,9 +74,8 @@ static void expect_close(const char *name, double bound)
 /* Ranks that share sequences train and evaluate as one rank does, and other numbers of them
  * continue the run. Sums over tokens are in another order: roundoffs of F32, which ten steps
  * multiply by less than 100. */
-static void test_context(void **state)
+TEST(test_context)
 {
-    (void)state;
     static const char settings[] =
         "--model.n_heads=4 --model.n_kv_heads=4 --model.max_sequence_length=64 "
         "--data.generate_doc_lengths --eval_interval=5 --max_duration=10";
@@ -100,9 +98,8 @@ static void test_context(void **state)
 /* Two steps on 4 ranks, then the state goes through other numbers of ranks and strategies and back:
  * every file of weights and moments keeps its bytes. A resume on half the ranks has the losses of
  * the first ones, except for the order of summation, which FP8 amplifies to a rounding of E4M3. */
-static void test_resharding(void **state)
+TEST(test_resharding)
 {
-    (void)state;
     static const struct {
         int ranks;
         const char *strategy;
@@ -143,9 +140,8 @@ static void test_resharding(void **state)
             fail_msg("step %d: loss %.9g on 4 ranks, %.9g on 2", i, first[i], second[i]);
 }
 
-static void test_loss_falls(void **state)
+TEST(test_loss_falls)
 {
-    (void)state;
     double loss[MAX_STEPS], perplexity[MAX_STEPS];
     ids = ""; /* some are frequent, which 30 steps can learn */
     expect_status(train(1,
@@ -163,9 +159,8 @@ static void test_loss_falls(void **state)
 
 /* Weight decay that multiplies the weights by -99: three steps that are not finite in a row end the
  * run. */
-static void test_not_finite(void **state)
+TEST(test_not_finite)
 {
-    (void)state;
     double skipped[MAX_STEPS];
     int status = train(1,
                        "--max_duration=60 --optimizer.learning_rate=1000 "
@@ -180,9 +175,8 @@ static void test_not_finite(void **state)
     assert_true(exists(name) && !exists("nan/latest"));
 }
 
-static void test_plan_without_data(void **state)
+TEST(test_plan_without_data)
 {
-    (void)state;
     expect_status(train(4, "--dry_run --data.paths=[] --save_folder=%s/plan", folder), 0);
     expect_output("memory plan of a rank");
     assert_false(exists("plan"));
@@ -193,9 +187,8 @@ static void test_plan_without_data(void **state)
 }
 
 /* A run plans for the given memory: here only the allowance for libraries. */
-static void test_device_memory(void **state)
+TEST(test_device_memory)
 {
-    (void)state;
     needs_ranks(2);
     expect_status(train(2, "--max_duration=2 --save_folder=%s/ample", folder), 0);
     expect_output("weights gathered once per step,\n  gradients summed once per step\n");
@@ -214,9 +207,8 @@ static int lines_of(const char *text)
 
 /* A user's error is one line, without output of MPI or its launcher, however the ranks were
  * started. */
-static void test_error_alone(void **state)
+TEST(test_error_alone)
 {
-    (void)state;
     static const char *const launch[] = { "", "-n 1", "-n 4" }, *const wrong[] = {
         "--data.path=x", "--data.paths=no/such.npy"
     };
@@ -235,9 +227,8 @@ static void test_error_alone(void **state)
 
 /* The order of output: model, the plan, the start of a resume, then warnings, then steps of 100
  * columns. */
-static void test_terminal(void **state)
+TEST(test_terminal)
 {
-    (void)state;
     double time_of[MAX_STEPS];
     const time_t start = time(NULL);
     static const char arguments[] =
@@ -267,9 +258,8 @@ static void test_terminal(void **state)
 }
 
 /* Lines with the widest numbers: Llama-2-7B in its first steps, and a skipped step. */
-static void test_columns(void **state)
+TEST(test_columns)
 {
-    (void)state;
     char line[256];
     StepStats s = { .step = 100000, .labels = 1, .loss = 11.3456, .grad_norm = 1234.5, .lr = 3e-4 };
     const Progress p = {
@@ -287,26 +277,23 @@ static void test_columns(void **state)
     assert_true(strlen(line) <= 100);
 }
 
-static void test_usage(void **state)
+TEST(test_usage)
 {
-    (void)state;
     expect_status(finish(start_command("%s/train", setting("BUILD", "build/cpu"))), 2);
     expect_output("usage: ");
     assert_in_range(lines_of(output), 5, 10);
 }
 
 /* The demo's run is in the build folder. */
-static void test_demo(void **state)
+TEST(test_demo)
 {
-    (void)state;
     expect_status(finish(start_command("make -n BACKEND=cpu run-demo")), 0);
     expect_output("--save_folder=build/cpu");
 }
 
 /* Validation data with only padding have no loss; 0 would look like a good one. */
-static void test_evaluation_without_labels(void **state)
+TEST(test_evaluation_without_labels)
 {
-    (void)state;
     double loss[MAX_STEPS];
     char command[512];
     snprintf(command, sizeof command, "yes | tr 'y\\n' '\\1\\0' | head -c 1000 >%s/padding.npy",
@@ -327,9 +314,8 @@ static void test_evaluation_without_labels(void **state)
 /* 16 sequences of 32 tokens, one per step; every second one has labels. A mean over no labels is
  * NaN. In such a step AdamW's moments of earlier gradients change the weights, without weight
  * decay. */
-static void test_steps_without_labels(void **state)
+TEST(test_steps_without_labels)
 {
-    (void)state;
     double loss[MAX_STEPS], labels[MAX_STEPS], perplexity[MAX_STEPS], norm[MAX_STEPS];
     int without = 0;
     for (int masks = 0; masks < 2; masks++) {
@@ -379,9 +365,8 @@ static void test_steps_without_labels(void **state)
 
 /* Processes started by srun without PMI are separate runs in one folder. mpirun with one rank is
  * allowed. */
-static void test_slurm(void **state)
+TEST(test_slurm)
 {
-    (void)state;
     static const struct {
         const char *environment;
         bool launch;
@@ -410,9 +395,8 @@ static void test_slurm(void **state)
     }
 }
 
-static void test_bad_arguments(void **state)
+TEST(test_bad_arguments)
 {
-    (void)state;
     static const struct {
         const char *arguments, *message;
     } bad[] = {
@@ -441,24 +425,5 @@ static void test_bad_arguments(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_resume),
-        cmocka_unit_test(test_ranks_agree),
-        cmocka_unit_test(test_resharding),
-        cmocka_unit_test(test_context),
-        cmocka_unit_test(test_loss_falls),
-        cmocka_unit_test(test_not_finite),
-        cmocka_unit_test(test_plan_without_data),
-        cmocka_unit_test(test_device_memory),
-        cmocka_unit_test(test_evaluation_without_labels),
-        cmocka_unit_test(test_steps_without_labels),
-        cmocka_unit_test(test_slurm),
-        cmocka_unit_test(test_error_alone),
-        cmocka_unit_test(test_terminal),
-        cmocka_unit_test(test_columns),
-        cmocka_unit_test(test_usage),
-        cmocka_unit_test(test_demo),
-        cmocka_unit_test(test_bad_arguments),
-    };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+    return run_all_tests(make_folder, remove_folder);
 }

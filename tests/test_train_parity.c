@@ -10,6 +10,7 @@
  * most 3e-3 of the rate where gradients are small, and a tenth of that elsewhere: 1e-3 of the
  * change of a tensor in the run. golden_train.py tries seven wrong steps; each gives an error of at
  * least 0.05 of it. */
+#include "tests/test.h"
 #include "tests/launch.h"
 
 #include "model/checkpoint/safetensors.h"
@@ -111,9 +112,8 @@ static const struct {
       "--fsdp.sharding_strategy=HYBRID_SHARD --fsdp.hybrid_sharding_num_model_replicas=2", 4 },
 };
 
-static void test_steps(void **state)
+TEST(test_steps)
 {
-    (void)state;
     SafeFile *golden = safetensors_open(golden_path);
     for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
         const char *run = runs[i].name;
@@ -137,6 +137,5 @@ static void test_steps(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_steps) };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+    return run_all_tests(make_folder, remove_folder);
 }

@@ -1,5 +1,6 @@
 /* Messages about `trainable`: from the configuration, and for a checkpoint trained differently.
  * test_trainable_ranks tests its effects. */
+#include "tests/test.h"
 #include "tests/saved.h"
 #include "tests/try_config.h"
 
@@ -18,9 +19,8 @@ static void open_with(Run *r, char *pattern, const char *recipe)
 }
 
 /* States belong to the weights that were trained. */
-static void test_other_choice(void **state)
+TEST(test_other_choice)
 {
-    (void)state;
     Run all, some;
     needs_fork();
     open_with(&all, NULL, "f32");
@@ -41,9 +41,8 @@ static void test_other_choice(void **state)
 }
 
 /* A frozen weight has one copy, in bf16 unless set otherwise. */
-static void test_rounding(void **state)
+TEST(test_rounding)
 {
-    (void)state;
     Run saved, loaded;
     TrainState s;
     needs_fork();
@@ -62,9 +61,8 @@ static void test_rounding(void **state)
     release();
 }
 
-static void test_configuration(void **state)
+TEST(test_configuration)
 {
-    (void)state;
     static const struct {
         const char *a, *b, *message;
     } table[] = {
@@ -111,10 +109,5 @@ static void test_configuration(void **state)
 int main(void)
 {
     device_init(0);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_other_choice),
-        cmocka_unit_test(test_rounding),
-        cmocka_unit_test(test_configuration),
-    };
-    return cmocka_run_group_tests(tests, make_root, remove_root);
+    return run_all_tests(make_root, remove_root);
 }

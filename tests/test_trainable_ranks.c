@@ -2,6 +2,7 @@
  * gradients of the others have the bits of a run that trains all, and memory is saved.
  * (test_resume_ranks: also through a checkpoint.) */
 #include "model/plan_model.h"
+#include "tests/test.h"
 #include "tests/ranks_state.h"
 
 enum { BATCH = 4, STEPS = 2 };
@@ -72,9 +73,8 @@ static void check_case(int choice, int recipe, Strategy strategy, const char *na
     release();
 }
 
-static void test_strategies(void **state)
+TEST(test_strategies)
 {
-    (void)state;
     /* of several ranks, any two of strategy, recipe and choice meet */
     for (int s = 0; s < NUM_STRATEGIES; s++) {
         Strategy strategy;
@@ -87,7 +87,6 @@ static void test_strategies(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_strategies) };
     start_ranks(&argc, &argv);
-    return finish_ranks(cmocka_run_group_tests(tests, NULL, NULL));
+    return finish_ranks(run_all_tests(NULL, NULL));
 }

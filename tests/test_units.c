@@ -5,6 +5,7 @@
 #include "model/checkpoint/safetensors.h"
 #include "model/store/param_store_sizes.h"
 #include "model/update/update.h"
+#include "tests/test.h"
 #include "tests/mapping_unit.h"
 #include "tests/saved.h"
 
@@ -52,9 +53,8 @@ static double train_step(Trainer *t, int step)
     return loss;
 }
 
-static void test_names(void **state)
+TEST(test_names)
 {
-    (void)state;
     const ModelConfig plain = model_of(false), m = model_of(true);
     static const char *const names[] = { "the embedding", "the mapping", "block 0", "block 1",
                                          "the head" };
@@ -93,9 +93,8 @@ static void check_same_grads(const Trainer *a, int u, const Trainer *b, int v)
 
 /* With W = 0 losses and the gradients of all other units have the bits of a model without the
  * unit. */
-static void test_identity(void **state)
+TEST(test_identity)
 {
-    (void)state;
     static const char *const recipes[] = { "f32", "bf16", "coat", "coat-lean" };
     for (int r = 0; r < 4; r++) {
         const ModelConfig plain = model_of(false), m = model_of(true);
@@ -115,9 +114,8 @@ static void test_identity(void **state)
     }
 }
 
-static void test_saved(void **state)
+TEST(test_saved)
 {
-    (void)state;
     const ModelConfig m = model_of(true);
     Trainer t, loaded;
     open_trainer(&t, &m, "coat");
@@ -146,9 +144,8 @@ static void test_saved(void **state)
 }
 
 /* If only this unit is trained, backward ends there. */
-static void test_trained_alone(void **state)
+TEST(test_trained_alone)
 {
-    (void)state;
     const ModelConfig m = model_of(true);
     static char *pattern = "model.mapping.weight";
     Trainer t = { 0 };
@@ -168,9 +165,5 @@ int main(void)
     device_init(0);
     architecture_add(&mapped);
     unit_kind_add(&mapping_kind, 1);
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_names),
-                                        cmocka_unit_test(test_identity),
-                                        cmocka_unit_test(test_saved),
-                                        cmocka_unit_test(test_trained_alone) };
-    return cmocka_run_group_tests(tests, make_root, remove_root);
+    return run_all_tests(make_root, remove_root);
 }

@@ -1,6 +1,7 @@
 /* Checks before a resume: the bytes of the checkpoint, and that the data are those of its
  * training. */
 #include "data/loader.h"
+#include "tests/test.h"
 #include "tests/launch.h"
 
 /* ---- samples of files ------------------------------------------------------------------------ */
@@ -49,9 +50,8 @@ static DataHashes content(void)
 }
 
 /* A flipped bit at the start, in the middle or at the end of any file is detected, with its set. */
-static void test_sample(void **state)
+TEST(test_sample)
 {
-    (void)state;
     static const long seen[] = { 0, 4095, 49152, 53247, 98304, 99999 },
                       unseen[] = { 4096, 49151, 53248, 98303 };
     in_folder("seq 100000 | head -c 100000 >long.npy; head -c 100 long.npy >short.npy; "
@@ -109,9 +109,8 @@ static void refuse(int ranks, const char *more, const char *message)
 }
 
 /* On any number of ranks, in one group or two. */
-static void test_flipped_bits(void **state)
+TEST(test_flipped_bits)
 {
-    (void)state;
     make_first();
     flip("first/step2/optimizer-00001.states", -1000);
     refuse(
@@ -128,9 +127,8 @@ static void test_flipped_bits(void **state)
     flip("first/step2/model.safetensors", -100000);
 }
 
-static void test_other_content(void **state)
+TEST(test_other_content)
 {
-    (void)state;
     make_first();
     flip("train.npy", -1);
     refuse(1, "", "was trained on data.paths with other content");
@@ -146,9 +144,8 @@ static void test_other_content(void **state)
 
 /* All changed settings are reported, and no others; the moments are converted to the new recipe's
  * formats. */
-static void test_other_settings(void **state)
+TEST(test_other_settings)
 {
-    (void)state;
     make_first();
     in_folder("rm -rf copy; cp -r first copy");
     expect_status(
@@ -178,9 +175,8 @@ static void test_other_settings(void **state)
 }
 
 /* Settings of training without effect on shapes, several at once. */
-static void test_other_training(void **state)
+TEST(test_other_training)
 {
-    (void)state;
     static const char *const keys[] = { "max_grad_norm",
                                         "spikes",
                                         "softmax_auxiliary_loss",
@@ -207,9 +203,8 @@ static void test_other_training(void **state)
 
 /* A run of a program with another row for the recipe has it in trainer.json. It can be resumed with
  * the new or the old row. */
-static void test_other_columns(void **state)
+TEST(test_other_columns)
 {
-    (void)state;
     make_first();
     in_folder("rm -rf copy; cp -r first copy; "
               "sed -i 's/\"fp8.scales\": \"step\"/\"fp8.scales\": \"microbatch\"/; "
@@ -224,9 +219,8 @@ static void test_other_columns(void **state)
 
 /* Runs of earlier versions had other names of keys in config.yaml, and of columns in trainer.json.
  * They resume as before, and a changed column is found. */
-static void test_other_names(void **state)
+TEST(test_other_names)
 {
-    (void)state;
     static const char silent[] =
         "sed -i 's/^  keep: null .*/  keep: inputs/' copy/config.yaml copy/step2/config.yaml; "
         "grep -q '^  keep: inputs' copy/config.yaml";
@@ -271,9 +265,8 @@ static void test_other_names(void **state)
 
 /* Its manifest has neither checksums nor samples: nothing is verified, and the rest of the run is
  * the same bit for bit. */
-static void test_old_checkpoint(void **state)
+TEST(test_old_checkpoint)
 {
-    (void)state;
     char path[512];
     make_first();
     in_folder("cp -r first new; cp -r first old");
@@ -291,11 +284,5 @@ static void test_old_checkpoint(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sample),         cmocka_unit_test(test_flipped_bits),
-        cmocka_unit_test(test_other_content),  cmocka_unit_test(test_other_settings),
-        cmocka_unit_test(test_other_training), cmocka_unit_test(test_other_columns),
-        cmocka_unit_test(test_other_names),    cmocka_unit_test(test_old_checkpoint)
-    };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+    return run_all_tests(make_folder, remove_folder);
 }

@@ -2,10 +2,7 @@
 #include "tests/try_config.h"
 
 #include "model/checkpoint/load.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <cmocka.h>
+#include "tests/test.h"
 
 #include <ctype.h>
 #include <stdio.h>
