@@ -24,7 +24,7 @@ static void forward_attention(const Block *b, bool has_output)
     const Acts *a = b->a;
     const Branch s = branch_attention(b);
     const Tensor h = branch_enter(b, &s);
-    const LoraProduct added = linear_defer_adapter(b, LINEAR_QKV, a->qkv_raw, h);
+    const LoraProduct added = linear_defer_adapter(&s.first, a->qkv_raw, h);
     rope_forward(a->qkv_rotated, a->qkv_saved, a->qk_stats, a->qkv_raw, added, b->w->qnorm,
                  b->w->knorm, a->attn, b->m->recipe.forward);
     if (!has_output) {
@@ -43,12 +43,11 @@ static Branch forward_to_act(const Block *b)
     const Branch s = branch_mlp(b);
     const Tensor h = branch_enter(b, &s);
     const Tensor act = a->keep == KEEP_INPUTS ? linear_rows(a->swiglu_operand) : a->swiglu_operand;
-    if (b->m->recipe.forward == FROM_EXACT && !linear_has_adapter(b, LINEAR_GATE_UP))
-        matmul_swiglu(act, a->gate_up_saved, a->gate_up_raw, h, b->w->gate_up);
+    if (b->m->recipe.forward == FROM_EXACT && !linear_has_adapter(&s.first))
+        matmul_swiglu(act, a->gate_up_saved, a->gate_up_raw, h, s.first.w.matrix);
     else
         swiglu_forward(act, a->gate_up_saved, a->gate_up_raw,
-                       linear_defer_adapter(b, LINEAR_GATE_UP, a->gate_up_raw, h),
-                       b->m->recipe.forward);
+                       linear_defer_adapter(&s.first, a->gate_up_raw, h), b->m->recipe.forward);
     return s;
 }
 
@@ -66,24 +65,23 @@ void block_forward(const Model *m, const UnitTensors *w, const Acts *a, const Ac
 
 /* From the gradient of the MLP's output to that of gate and up, by way of dact, which may stay
  * unwritten. What the recipe does not keep of act is made again. */
-static void swiglu_to_gate_up(const Block *b, Tensor dy)
+static void swiglu_to_gate_up(const Block *b, const LinearLayer *down, Tensor dy)
 {
     const Acts *a = b->a;
-    const Tensor dact = b->work->dact, act = a->keep == KEEP_INPUTS
-                                                 ? linear_input(b, LINEAR_DOWN, a->swiglu_operand)
-                                                 : NONE;
-    if (linear_has_adapter(b, LINEAR_DOWN))
-        swiglu_backward(a->dgate_up, act, dact, linear_dx_defer_adapter(b, LINEAR_DOWN, dact, dy),
+    const Tensor dact = b->work->dact,
+                 act = a->keep == KEEP_INPUTS ? linear_input(down, a->swiglu_operand) : NONE;
+    if (linear_has_adapter(down))
+        swiglu_backward(a->dgate_up, act, dact, linear_dx_defer_adapter(down, dact, dy),
                         a->gate_up_saved);
     else
-        matmul_dx_swiglu(a->dgate_up, act, dact, dy, b->w->down, a->gate_up_saved);
+        matmul_dx_swiglu(a->dgate_up, act, dact, dy, down->w.matrix, a->gate_up_saved);
 }
 
 static void backward_mlp(const Block *b)
 {
     const Branch s = branch_mlp(b), attention = branch_attention(b);
-    const LinearGrad down = { LINEAR_DOWN, branch_leave_backward(b, &s), b->a->swiglu_operand };
-    swiglu_to_gate_up(b, down.dy);
+    const LinearGrad down = { &s.last, branch_leave_backward(b, &s), b->a->swiglu_operand };
+    swiglu_to_gate_up(b, &s.last, down.dy);
     branch_last_dw(b, down);
     branch_enter_backward(b, &s, b->a->dgate_up, down, true, &attention);
 }
@@ -128,12 +126,12 @@ static void backward_attention(const Block *b, BackwardStep step)
 {
     const Acts *a = b->a;
     const Branch s = branch_attention(b), below = branch_mlp(b);
-    const bool trains_out = linear_trains_matrix(b, LINEAR_OUT);
+    const bool trains_out = linear_trains_matrix(&s.last);
 
     recompute_attention(b, a->attn_operand.data_t && trains_out);
-    const LinearGrad out = { LINEAR_OUT, branch_leave_backward(b, &s),
+    const LinearGrad out = { &s.last, branch_leave_backward(b, &s),
                              trains_out ? a->attn_operand : a->attn_out };
-    linear_dx(b, LINEAR_OUT, b->work->datt, out.dy, false);
+    linear_dx(&s.last, b->work->datt, out.dy, false);
     branch_last_dw(b, out);
     attend_backward(b->m, a);
     rope_backward(a->dqkv_op, b->dw->qnorm, b->dw->knorm, b->work->dqkv, a->qkv_saved, a->qk_stats,

@@ -14,8 +14,8 @@ static bool gathers_stream(const Model *m)
 Branch branch_attention(const Block *b)
 {
     const Acts *a = b->a;
-    return (Branch){ .first = LINEAR_QKV,
-                     .last = LINEAR_OUT,
+    return (Branch){ .first = linear_layer(b, LINEAR_QKV),
+                     .last = linear_layer(b, LINEAR_OUT),
                      .res = a->attn_res,
                      .out = a->mlp_res,
                      .h = a->attn_h,
@@ -31,8 +31,8 @@ Branch branch_attention(const Block *b)
 Branch branch_mlp(const Block *b)
 {
     const Acts *a = b->a;
-    return (Branch){ .first = LINEAR_GATE_UP,
-                     .last = LINEAR_DOWN,
+    return (Branch){ .first = linear_layer(b, LINEAR_GATE_UP),
+                     .last = linear_layer(b, LINEAR_DOWN),
                      .res = a->mlp_res,
                      .out = b->next->attn_res,
                      .h = a->mlp_h,
@@ -75,7 +75,7 @@ void branch_leave(const Block *b, const Branch *s, Tensor y)
     const Model *m = b->m;
     const bool after = m->config->norm_after, adds = !after && m->tensor_ranks == 1;
     const Tensor buffer = sums_buffer(m, after ? s->output : s->out);
-    linear(b, s->last, buffer, y, adds ? s->res : NONE);
+    linear(&s->last, buffer, y, adds ? s->res : NONE);
     if (after)
         norm(b, s, s->out, sum_rows(m, buffer), s->res);
     else if (!adds)
@@ -87,7 +87,7 @@ void branch_leave_again(const Block *b, const Branch *s, Tensor y)
     if (b->m->config->norm_after)
         branch_leave(b, s, y);
     else
-        linear_recompute_xa(b, s->last, y);
+        linear_recompute_xa(&s->last, y);
 }
 
 /* With dres_amax only this writes dres: so it still is max|dres| where the next branch reads it. */
@@ -130,7 +130,7 @@ Tensor branch_leave_backward(const Block *b, const Branch *s)
 void branch_last_dw(const Block *b, LinearGrad last)
 {
     if (b->m->tensor_ranks == 1)
-        linear_dw(b, last);
+        linear_dw(last);
 }
 
 /* dres += the branch's part, from the gradient of the first layer's output: through the layer, then
@@ -139,7 +139,7 @@ static void stream_backward_begin(const Block *b, const Branch *s, Tensor dy)
 {
     const bool after = b->m->config->norm_after;
     const Tensor buffer = after ? sums_buffer(b->m, b->work->dres) : b->work->dh;
-    linear_dx(b, s->first, buffer, dy, after && b->m->tensor_ranks == 1);
+    linear_dx(&s->first, buffer, dy, after && b->m->tensor_ranks == 1);
     if (b->m->tensor_ranks > 1)
         sum_rows_begin(b->m, buffer);
 }
@@ -164,7 +164,7 @@ void branch_enter_backward(const Block *b, const Branch *s, Tensor dy, LinearGra
 {
     const Model *m = b->m;
     const bool alone = m->tensor_ranks == 1;
-    const Tensor wanted = linear_input(b, s->first, s->h);
+    const Tensor wanted = linear_input(&s->first, s->h);
     const bool recomputes =
         tensor_exists(wanted) && b->a->keep == KEEP_INPUTS && !m->config->norm_after;
 
@@ -175,9 +175,9 @@ void branch_enter_backward(const Block *b, const Branch *s, Tensor dy, LinearGra
     if (wants_dx)
         stream_backward_begin(b, s, dy);
     else
-        linear_dxa(b, s->first, dy);
+        linear_dxa(&s->first, dy);
     if (!alone)
-        linear_dw(b, last);
+        linear_dw(last);
     if (wants_dx)
         stream_backward_end(b, s);
     if (next)
@@ -186,5 +186,5 @@ void branch_enter_backward(const Block *b, const Branch *s, Tensor dy, LinearGra
         norm_recompute(wanted, s->x, s->stats, s->norm);
     else if (recomputes)
         complete_again(m, s->h, wanted);
-    linear_dw(b, (LinearGrad){ s->first, dy, s->h });
+    linear_dw((LinearGrad){ &s->first, dy, s->h });
 }

@@ -10,7 +10,7 @@
 #include "model/block/linear.h"
 
 typedef struct {
-    Linear first, last;
+    LinearLayer first, last;
     Tensor res, out;   /* (N, C) the stream before and after it */
     Tensor h;          /* the first layer's operand */
     Tensor x;          /* the norm's input as its backward reads it, and ... */

@@ -21,80 +21,23 @@ static bool is_trained(Tensor dw)
     return dw.data != NULL;
 }
 
-/* The matrix of a linear layer, and its adapter's; of weights or of gradients. */
-static Tensor matrix(const UnitTensors *w, Linear l)
+static LinearParams params_of(const Model *m, const UnitTensors *w, Linear l)
 {
-    const Tensor of[NUM_LINEARS] = { w->qkv, w->out, w->gate_up, w->down };
-    return of[l];
-}
-
-static Tensor bias(const UnitTensors *w, Linear l)
-{
-    return l == LINEAR_QKV ? w->qkv_bias : NONE;
-}
-
-static LoraMatrix adapter_a(const UnitTensors *w, Linear l)
-{
-    const Tensor of[NUM_LINEARS] = { w->qkv_a, w->out_a, w->gate_up_a, w->down_a };
-    return (LoraMatrix){ .w = of[l], .num_parts = 1, .part = { { 0, of[l].cols } } };
-}
-
-static LoraMatrix adapter_b(const Model *m, const UnitTensors *w, Linear l)
-{
-    const Tensor of[NUM_LINEARS] = { w->qkv_b, w->out_b, w->gate_up_b, w->down_b };
-    LoraMatrix b = adapter_parts(m->config, l);
-    b.w = of[l];
-    return b;
-}
-
-bool linear_has_adapter(const Block *b, Linear l)
-{
-    return acts_xa(b->a, l).data != NULL;
-}
-
-bool linear_trains_matrix(const Block *b, Linear l)
-{
-    return is_trained(matrix(b->dw, l));
-}
-
-/* The matrix as forward multiplies it. */
-static Tensor forward_matrix(const Block *b, Linear l)
-{
-    const Tensor x = b->a->swiglu_operand;
-    if (l != LINEAR_DOWN || !x.channel)
-        return matrix(b->w, l);
-    fold_channels(b->m->down_folded, linear_rows(b->w->down), x.channel);
-    return b->m->down_folded;
-}
-
-void linear_recompute_xa(const Block *b, Linear l, Tensor x)
-{
-    if (linear_has_adapter(b, l))
-        lora_narrow(acts_xa(b->a, l), x, adapter_a(b->w, l), b->m->lora_scale);
-}
-
-/* The adapter's part is written first, and the base's GEMM adds to it. In the other order
- * lora_widen would read y; a GEMM reads what it adds while it multiplies. */
-void linear(const Block *b, Linear l, Tensor y, Tensor x, Tensor add)
-{
-    if (linear_has_adapter(b, l)) {
-        linear_recompute_xa(b, l, x);
-        lora_widen(y, acts_xa(b->a, l), adapter_b(b->m, b->w, l), add);
-        add = y;
-    }
-    matmul(y, x, forward_matrix(b, l), add);
-}
-
-LoraProduct linear_defer_adapter(const Block *b, Linear l, Tensor y, Tensor x)
-{
-    linear_recompute_xa(b, l, x);
-    matmul(y, x, matrix(b->w, l), bias(b->w, l));
-    return linear_has_adapter(b, l) ? (LoraProduct){ acts_xa(b->a, l), adapter_b(b->m, b->w, l) }
-                                    : NO_PRODUCT;
+    const Tensor matrix[NUM_LINEARS] = { w->qkv, w->out, w->gate_up, w->down },
+                 a[NUM_LINEARS] = { w->qkv_a, w->out_a, w->gate_up_a, w->down_a },
+                 b[NUM_LINEARS] = { w->qkv_b, w->out_b, w->gate_up_b, w->down_b };
+    LinearParams p = {
+        .matrix = matrix[l],
+        .bias = l == LINEAR_QKV ? w->qkv_bias : NONE,
+        .a = { .w = a[l], .num_parts = 1, .part = { { 0, a[l].cols } } },
+        .b = adapter_parts(m->config, l),
+    };
+    p.b.w = b[l];
+    return p;
 }
 
 /* With tensor ranks those of a branch's two layers exist at the same time. */
-static Tensor dxa(const Block *b, Linear l)
+static Tensor dxa_of(const Block *b, Linear l)
 {
     const Tensor all = b->work->dxa, xa = acts_xa(b->a, l);
     const bool second = b->m->tensor_ranks > 1 && (l == LINEAR_OUT || l == LINEAR_DOWN);
@@ -104,42 +47,99 @@ static Tensor dxa(const Block *b, Linear l)
                      xa.cols);
 }
 
-Tensor linear_input(const Block *b, Linear l, Tensor x)
+bool linear_has_adapter(const LinearLayer *l)
 {
-    return is_trained(matrix(b->dw, l))        ? linear_transpose(x)
-           : is_trained(adapter_a(b->dw, l).w) ? linear_rows(x)
-                                               : NONE;
+    return l->xa.data != NULL;
 }
 
-void linear_dxa(const Block *b, Linear l, Tensor dy)
+LinearLayer linear_layer(const Block *b, Linear l)
 {
-    if (linear_has_adapter(b, l))
-        lora_narrow(dxa(b, l), dy, adapter_b(b->m, b->w, l), b->m->lora_scale);
+    LinearLayer layer = { .w = params_of(b->m, b->w, l),
+                          .xa = acts_xa(b->a, l),
+                          .scale = b->m->lora_scale,
+                          .folded = b->m->down_folded };
+    if (b->dw) {
+        layer.dw = params_of(b->m, b->dw, l);
+        layer.dxa = linear_has_adapter(&layer) ? dxa_of(b, l) : NONE;
+    }
+    return layer;
 }
 
-void linear_dx(const Block *b, Linear l, Tensor dx, Tensor dy, bool accumulate)
+bool linear_trains_matrix(const LinearLayer *l)
 {
-    linear_dxa(b, l, dy);
-    if (linear_has_adapter(b, l)) {
-        lora_widen(dx, dxa(b, l), adapter_a(b->w, l), accumulate ? dx : NONE);
+    return is_trained(l->dw.matrix);
+}
+
+/* The matrix as forward multiplies x with it. */
+static Tensor forward_matrix(const LinearLayer *l, Tensor x)
+{
+    if (!x.channel)
+        return l->w.matrix;
+    fold_channels(l->folded, linear_rows(l->w.matrix), x.channel);
+    return l->folded;
+}
+
+void linear_recompute_xa(const LinearLayer *l, Tensor x)
+{
+    if (linear_has_adapter(l))
+        lora_narrow(l->xa, x, l->w.a, l->scale);
+}
+
+/* The adapter's part is written first, and the base's GEMM adds to it. In the other order
+ * lora_widen would read y; a GEMM reads what it adds while it multiplies. */
+void linear(const LinearLayer *l, Tensor y, Tensor x, Tensor add)
+{
+    if (linear_has_adapter(l)) {
+        linear_recompute_xa(l, x);
+        lora_widen(y, l->xa, l->w.b, add);
+        add = y;
+    }
+    matmul(y, x, forward_matrix(l, x), add);
+}
+
+LoraProduct linear_defer_adapter(const LinearLayer *l, Tensor y, Tensor x)
+{
+    linear_recompute_xa(l, x);
+    matmul(y, x, l->w.matrix, l->w.bias);
+    return linear_has_adapter(l) ? (LoraProduct){ l->xa, l->w.b } : NO_PRODUCT;
+}
+
+Tensor linear_input(const LinearLayer *l, Tensor x)
+{
+    return is_trained(l->dw.matrix) ? linear_transpose(x)
+           : is_trained(l->dw.a.w)  ? linear_rows(x)
+                                    : NONE;
+}
+
+void linear_dxa(const LinearLayer *l, Tensor dy)
+{
+    if (linear_has_adapter(l))
+        lora_narrow(l->dxa, dy, l->w.b, l->scale);
+}
+
+void linear_dx(const LinearLayer *l, Tensor dx, Tensor dy, bool accumulate)
+{
+    linear_dxa(l, dy);
+    if (linear_has_adapter(l)) {
+        lora_widen(dx, l->dxa, l->w.a, accumulate ? dx : NONE);
         accumulate = true;
     }
-    matmul_dx(dx, dy, matrix(b->w, l), accumulate);
+    matmul_dx(dx, dy, l->w.matrix, accumulate);
 }
 
-LoraProduct linear_dx_defer_adapter(const Block *b, Linear l, Tensor dx, Tensor dy)
+LoraProduct linear_dx_defer_adapter(const LinearLayer *l, Tensor dx, Tensor dy)
 {
-    linear_dxa(b, l, dy);
-    matmul_dx(dx, dy, matrix(b->w, l), false);
-    return linear_has_adapter(b, l) ? (LoraProduct){ dxa(b, l), adapter_a(b->w, l) } : NO_PRODUCT;
+    linear_dxa(l, dy);
+    matmul_dx(dx, dy, l->w.matrix, false);
+    return linear_has_adapter(l) ? (LoraProduct){ l->dxa, l->w.a } : NO_PRODUCT;
 }
 
-void linear_dw(const Block *b, LinearGrad g)
+void linear_dw(LinearGrad g)
 {
-    matmul_dw(matrix(b->dw, g.l), g.dy, g.x);
-    matmul_db(bias(b->dw, g.l), g.dy);
-    if (is_trained(adapter_a(b->dw, g.l).w)) {
-        lora_dw(adapter_b(b->m, b->dw, g.l), acts_xa(b->a, g.l), g.dy);
-        lora_dw(adapter_a(b->dw, g.l), dxa(b, g.l), g.x);
+    matmul_dw(g.l->dw.matrix, g.dy, g.x);
+    matmul_db(g.l->dw.bias, g.dy);
+    if (is_trained(g.l->dw.a.w)) {
+        lora_dw(g.l->dw.b, g.l->xa, g.dy);
+        lora_dw(g.l->dw.a, g.l->dxa, g.x);
     }
 }
