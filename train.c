@@ -126,9 +126,9 @@ static Losses forward_backward(Run *r, const Batch *b, double labels)
     fsdp_empty_grads(&r->store);
     model_zero_losses(&r->model);
     watchdog_mark("forward and backward", -1);
-    model_use_images(&r->model, batch_images(b, 0, r->model.T));
+    model_use_images(&r->model, batch_images(b, 0, r->model.text.T));
     model_micro_batches(&r->model, &r->store, b->tokens, b->targets, begins,
-                        b->sequences / r->model.attn.B, (float)(1 / labels), (float)c->z_loss,
+                        b->sequences / r->model.text.attn.B, (float)(1 / labels), (float)c->z_loss,
                         PASS_COMPLETE);
     watchdog_mark_together("reading the losses", -1);
     Losses s = model_losses(&r->model);

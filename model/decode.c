@@ -17,15 +17,15 @@ static void set_rows(Acts *a, int rows)
 
 void decode_begin(Model *m)
 {
-    CHECK(m->bytes.cache > 0 && m->attn.B == 1, "a model that is not planned for generating");
-    for (int l = 0; l < m->L; l++)
-        m->acts[l].cache.length = 0;
+    CHECK(m->bytes.cache > 0 && m->text.attn.B == 1, "a model that is not planned for generating");
+    for (int l = 0; l < m->text.L; l++)
+        m->text.acts[l].cache.length = 0;
 }
 
 /* The images of the next `count` tokens; rows after them have none. */
 static void put_images(Model *m, int count)
 {
-    const void **rows = xcalloc((size_t)m->N, sizeof *rows);
+    const void **rows = xcalloc((size_t)m->text.N, sizeof *rows);
     memcpy(rows, m->images.row, sizeof *rows * (size_t)count);
     projector_put(m, rows);
     m->images.row += count;
@@ -35,37 +35,37 @@ static void put_images(Model *m, int count)
 /* The new rows follow the positions in the caches, so their rotary tables start there. */
 static void append(Model *m, ParamStore *store, const int *tokens, int count)
 {
-    const int past = m->acts[0].cache.length, rows = decode_rows(&m->recipe, count);
-    CHECK(rows <= m->P - past, "%d tokens after %d; the caches have space for %d", count, past,
-          m->P);
+    const int past = m->text.acts[0].cache.length, rows = decode_rows(&m->text.recipe, count);
+    CHECK(rows <= m->text.P - past, "%d tokens after %d; the caches have space for %d", count, past,
+          m->text.P);
     int *padded = xmalloc(sizeof *padded * (size_t)rows);
     for (int i = 0; i < rows; i++)
         padded[i] = tokens[i < count ? i : count - 1];
     for (int u = 0; u < store->num_units; u++)
-        set_rows(&m->unit_acts[u], rows);
-    for (int l = 0; l < m->L; l++) {
-        m->acts[l].attn.T = rows;
-        m->acts[l].attn.rope =
-            m->rope[layer_rotation(m->config, l)] + (size_t)past * (size_t)m->attn.D;
+        set_rows(&m->text.unit_acts[u], rows);
+    for (int l = 0; l < m->text.L; l++) {
+        m->text.acts[l].attn.T = rows;
+        m->text.acts[l].attn.rope =
+            m->text.rope[layer_rotation(m->text.config, l)] + (size_t)past * (size_t)m->text.attn.D;
     }
     model_put_tokens(m, padded, rows);
     if (m->images.row)
         put_images(m, count);
     pass_forward(m, store);
-    for (int l = 0; l < m->L; l++)
-        m->acts[l].cache.length += count;
-    m->last = count - 1;
+    for (int l = 0; l < m->text.L; l++)
+        m->text.acts[l].cache.length += count;
+    m->text.last = count - 1;
     free(padded);
 }
 
 void decode_append(Model *m, ParamStore *store, const int *tokens, int count)
 {
-    for (int done = 0; done < count; done += m->N)
-        append(m, store, tokens + done, count - done < m->N ? count - done : m->N);
+    for (int done = 0; done < count; done += m->text.N)
+        append(m, store, tokens + done, count - done < m->text.N ? count - done : m->text.N);
     m->images.row = NULL;
 }
 
 void decode_logits(Model *m, ParamStore *store, float *logits)
 {
-    model_logits(m, store, m->last, logits);
+    model_logits(m, store, m->text.last, logits);
 }

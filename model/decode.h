@@ -8,7 +8,7 @@
 /* a new sequence: empties the caches */
 void decode_begin(Model *m);
 
-/* Appends `count` tokens, in passes of up to m->N; at most m->P tokens in all. After
+/* Appends `count` tokens, in passes of up to m->text.N; at most m->text.P tokens in all. After
  * model_use_images they show its images. */
 void decode_append(Model *m, ParamStore *store, const int *tokens, int count);
 

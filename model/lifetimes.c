@@ -139,11 +139,11 @@ static void run(Model *m, ParamStore *store)
     pass_forward(m, store);
     if (m->has_head) {
         head_logits(m, store, 0);
-        head_logits(m, store, m->N - 1);
+        head_logits(m, store, m->text.N - 1);
     }
     for (int chunk = 0; chunk < store->pipe.chunks; chunk++) {
         pass_row(m, store, (PipelineRow){ false, 0, chunk }, 1, 0, PASS_FORWARD);
-        if (m->forward_only)
+        if (m->text.forward_only)
             continue;
         pass_row(m, store, (PipelineRow){ false, 0, chunk }, 1, 0, PASS_COMPLETE);
         pass_row(m, store, (PipelineRow){ true, 0, chunk }, 1, 0, PASS_COMPLETE);
@@ -250,10 +250,10 @@ void lifetimes_record(Model *m, ParamStore *store)
                 *before = operations_watch(&watch);
     m->observe = m->observed ? record_observer : NULL;
     m->observer = &r;
-    context_divide_for_plan(m);
+    context_divide_for_plan(&m->text);
     run(m, store);
-    tensor_unmark(m);
-    context_divide(m);
+    tensor_unmark(&m->text);
+    context_divide(&m->text);
     m->observe = NULL;
     operations_watch(before);
     for (Buffer b = 0; b < NUM_BUFFERS; b++)

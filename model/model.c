@@ -20,13 +20,13 @@
 
 static void fill_rope(Model *m)
 {
-    const size_t bytes = sizeof(float) * (size_t)m->P * (size_t)m->attn.D;
+    const size_t bytes = sizeof(float) * (size_t)m->text.P * (size_t)m->text.attn.D;
     float *table = xmalloc(bytes);
     for (Rotation i = 0; i < NUM_ROTATIONS; i++) {
-        if (!m->rope[i])
+        if (!m->text.rope[i])
             continue;
-        rope_table(table, m->config, i, m->P);
-        device_put(m->rope[i], table, bytes);
+        rope_table(table, m->text.config, i, m->text.P);
+        device_put(m->text.rope[i], table, bytes);
     }
     free(table);
 }
@@ -77,12 +77,12 @@ void model_free(Model *m, ParamStore *store)
         device_unmark(m->outgoing[n].ready);
         device_unmark(m->outgoing[n].left);
     }
-    free(m->sets);
+    free(m->text.sets);
     free(m->amax_at);
-    free(m->host_doc_start);
-    free(m->host_part);
-    tensor_close(m);
-    context_free(m);
+    free(m->text.host_doc_start);
+    free(m->text.host_part);
+    tensor_close(&m->text);
+    context_free(&m->text);
     free(m->host_sorted);
     projector_free(m);
 }
@@ -91,10 +91,10 @@ void model_free(Model *m, ParamStore *store)
 void model_put_tokens(Model *m, const int *tokens, int count)
 {
     if (m->memory != nowhere(1))
-        sort_tokens(m->host_sorted, tokens, count, m->config->embedding_size);
+        sort_tokens(m->host_sorted, tokens, count, m->text.config->embedding_size);
     device_put(m->sorted, m->host_sorted, sizeof *m->sorted * (size_t)count);
-    m->docs = (Documents){ 0 };
-    context_divide(m);
+    m->text.docs = (Documents){ 0 };
+    context_divide(&m->text);
     projector_put(m, NULL);
 }
 
@@ -105,7 +105,7 @@ void model_use_images(Model *m, ImageRows images)
 
 void model_put_sequences(Model *m, const int *tokens)
 {
-    model_put_tokens(m, context_part(m, tokens), m->N);
+    model_put_tokens(m, context_part(&m->text, tokens), m->text.N);
 }
 
 /* at: of the first token in the batch. */
@@ -115,14 +115,15 @@ static void load_batch(Model *m, const int *tokens, const int *targets, const ui
     model_put_sequences(m, tokens);
     if (m->images.row)
         projector_put(m, m->images.row + at);
-    device_put(m->targets, context_part(m, targets), sizeof(int) * (size_t)m->N);
-    if (m->documents) {
-        m->docs.count =
-            document_starts(m->host_doc_start, &m->docs.longest, begins, m->attn.B, m->T);
-        m->docs.start = m->doc_start;
-        m->docs.host_start = m->host_doc_start;
-        device_put(m->doc_start, m->host_doc_start, sizeof(int) * (m->docs.count + 1));
-        context_divide(m);
+    device_put(m->targets, context_part(&m->text, targets), sizeof(int) * (size_t)m->text.N);
+    if (m->text.documents) {
+        m->text.docs.count = document_starts(m->text.host_doc_start, &m->text.docs.longest, begins,
+                                             m->text.attn.B, m->text.T);
+        m->text.docs.start = m->text.doc_start;
+        m->text.docs.host_start = m->text.host_doc_start;
+        device_put(m->text.doc_start, m->text.host_doc_start,
+                   sizeof(int) * (m->text.docs.count + 1));
+        context_divide(&m->text);
     }
 }
 
@@ -136,7 +137,7 @@ void model_micro_batches(Model *m, ParamStore *store, const int *tokens, const i
                          const uint8_t *begins, int count, float scale, float z_weight,
                          PassKind pass)
 {
-    const size_t numel = (size_t)m->attn.B * (size_t)m->T;
+    const size_t numel = (size_t)m->text.attn.B * (size_t)m->text.T;
     Pipeline p = store->pipe;
     p.micro_batches = count;
     PipelineRow *row = xmalloc(2 * (size_t)p.chunks * (size_t)count * sizeof *row);
@@ -180,7 +181,7 @@ void model_logits(Model *m, ParamStore *store, int row, float *logits)
     head_logits(m, store, row);
     Tensor y = tensor_rows(m->logits, 0, 1);
     watchdog_mark_together("reading logits", -1);
-    y.cols = m->config->vocab_size;
+    y.cols = m->text.config->vocab_size;
     void *stored = xmalloc(tensor_bytes(y));
     device_get(stored, y.data, tensor_bytes(y));
     y.data = stored;
@@ -202,14 +203,14 @@ Losses model_losses(const Model *m)
 
 void model_token_losses(const Model *m, float *losses)
 {
-    const size_t T = (size_t)m->T, own = (size_t)m->attn.T;
+    const size_t T = (size_t)m->text.T, own = (size_t)m->text.attn.T;
     /* of those of this context rank */
-    const size_t N = (size_t)m->N, first = (size_t)m->tensor_rank * N;
-    if (m->N < m->attn.B * m->T || !m->has_head)
-        memset(losses, 0, sizeof *losses * (size_t)m->attn.B * T);
+    const size_t N = (size_t)m->text.N, first = (size_t)m->text.tensor_rank * N;
+    if (m->text.N < m->text.attn.B * m->text.T || !m->has_head)
+        memset(losses, 0, sizeof *losses * (size_t)m->text.attn.B * T);
     for (size_t at = first, n; at < first + N && m->has_head; at += n) {
         n = own - at % own < first + N - at ? own - at % own : first + N - at;
-        device_get(losses + at / own * T + (size_t)m->context_rank * own + at % own,
+        device_get(losses + at / own * T + (size_t)m->text.context_rank * own + at % own,
                    m->losses + at - first, sizeof *losses * n);
     }
 }

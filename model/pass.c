@@ -29,7 +29,7 @@ static void forward(Model *m, ParamStore *store, UnitRange units)
 /* The stream of a chunk, from the stage before and to the stage after it. */
 static void forward_row(Model *m, ParamStore *store, PipelineRow r)
 {
-    const UnitRange units = pipeline_units(&store->pipe, m->config, r.chunk);
+    const UnitRange units = pipeline_units(&store->pipe, m->text.config, r.chunk);
     stages_use(m, store, units, r);
     offload_wait(m);
     if (!pipeline_is_first(&store->pipe, r.chunk))
@@ -69,7 +69,7 @@ static void backward(Model *m, ParamStore *store, UnitRange units, bool last)
         fsdp_reduce(store, u--, last);
         /* the embedding is another stage's; here it is the head only */
         if (store->tied && units.first > 0)
-            fsdp_reduce(store, unit_of_head_matrix(m->config), last);
+            fsdp_reduce(store, unit_of_head_matrix(m->text.config), last);
     }
     for (; u >= first; u--) {
         const int uses = backward_uses(m, store, u),
@@ -108,7 +108,7 @@ void pass_row(Model *m, ParamStore *store, PipelineRow r, float scale, float z_w
               PassKind pass)
 {
     if (r.backward) {
-        const UnitRange units = pipeline_units(&store->pipe, m->config, r.chunk);
+        const UnitRange units = pipeline_units(&store->pipe, m->text.config, r.chunk);
         stages_use(m, store, units, r);
         backward_row(m, store, units, r.chunk, pass == PASS_COMPLETE);
         return;

@@ -24,21 +24,22 @@ enum { PREFILL_TOKENS = 512 };
 /* The rotary tables that blocks need, and what is each block's own of its attention. */
 static void plan_attention(Arena *arena, Model *m)
 {
-    const ModelConfig *c = m->config;
-    const size_t bytes = sizeof(float) * (size_t)m->P * (size_t)m->attn.D;
+    const ModelConfig *c = m->text.config;
+    const size_t bytes = sizeof(float) * (size_t)m->text.P * (size_t)m->text.attn.D;
     bool needed[NUM_ROTATIONS] = { false };
-    for (int l = 0; l < m->L; l++)
+    for (int l = 0; l < m->text.L; l++)
         needed[layer_rotation(c, l)] = true;
     for (int i = 0; i < NUM_ROTATIONS; i++)
-        m->rope[i] = needed[i] ? arena_alloc(arena, bytes) : NULL;
-    for (int i = 0; i < m->num_sets * m->L; i++) {
-        const int l = i % m->L;
-        stages_use_set(m, i / m->L);
-        m->acts[l].attn = m->attn;
-        m->acts[l].attn.rope = m->rope[layer_rotation(c, l)] +
-                               (size_t)m->context_rank * (size_t)m->attn.T * (size_t)m->attn.D;
-        m->acts[l].attn.window = layer_slides(c, l) ? c->sliding_window : 0;
-        m->acts[l].heads = context_attention(m, m->acts[l].attn);
+        m->text.rope[i] = needed[i] ? arena_alloc(arena, bytes) : NULL;
+    for (int i = 0; i < m->text.num_sets * m->text.L; i++) {
+        const int l = i % m->text.L;
+        stages_use_set(m, i / m->text.L);
+        m->text.acts[l].attn = m->text.attn;
+        m->text.acts[l].attn.rope =
+            m->text.rope[layer_rotation(c, l)] +
+            (size_t)m->text.context_rank * (size_t)m->text.attn.T * (size_t)m->text.attn.D;
+        m->text.acts[l].attn.window = layer_slides(c, l) ? c->sliding_window : 0;
+        m->text.acts[l].heads = context_attention(&m->text, m->text.acts[l].attn);
     }
     stages_use_set(m, 0);
 }
@@ -46,11 +47,12 @@ static void plan_attention(Arena *arena, Model *m)
 /* Of this stage's blocks. */
 static void plan_caches(Arena *arena, Model *m, const ParamStore *store)
 {
-    const int width = m->attn.K * m->attn.D;
-    for (int l = 0; l < m->L; l++)
-        if (store_holds(store, unit_of_layer(m->config, l)))
-            m->acts[l].cache = (KvCache){ .k = tensor_alloc(arena, m->recipe.stream, m->P, width),
-                                          .v = tensor_alloc(arena, m->recipe.stream, m->P, width) };
+    const int width = m->text.attn.K * m->text.attn.D;
+    for (int l = 0; l < m->text.L; l++)
+        if (store_holds(store, unit_of_layer(m->text.config, l)))
+            m->text.acts[l].cache =
+                (KvCache){ .k = tensor_alloc(arena, m->text.recipe.stream, m->text.P, width),
+                           .v = tensor_alloc(arena, m->text.recipe.stream, m->text.P, width) };
 }
 
 static bool trains_matrices(const ParamStore *store)
@@ -67,10 +69,10 @@ static void plan_all(Arena *arena, Model *m, ParamStore *store, const Config *c,
     PlanBytes *b = &m->bytes;
     arena->used = 0;
     store_plan(store, arena, c, p);
-    m->trains_matrices = trains_matrices(store);
+    m->text.trains_matrices = trains_matrices(store);
     m->has_head = store_holds(store, store->num_units - 1);
     b->units = arena->used;
-    m->offload.pieces = m->forward_only ? 0 : offload_pieces(m, store);
+    m->offload.pieces = m->text.forward_only ? 0 : offload_pieces(m, store);
     m->offload.slots = p.slots > 0 && p.slots < m->offload.pieces ? p.slots : m->offload.pieces;
     store->update_part_bytes = store_update_part_bytes(store);
     const size_t parts = UPDATE_BUFFERS * store->update_part_bytes, matrices = muon_bytes(store, c),
@@ -79,7 +81,7 @@ static void plan_all(Arena *arena, Model *m, ParamStore *store, const Config *c,
                  staging = update > tied ? update : tied;
     store->staging_bytes = m->shared_bytes > staging ? m->shared_bytes : staging;
     store->staging = m->shared_memory = arena_alloc(arena, store->staging_bytes);
-    m->amaxes = arena_alloc(arena, (size_t)m->num_sets * m->amax_bytes);
+    m->amaxes = arena_alloc(arena, (size_t)m->text.num_sets * m->amax_bytes);
     Arena amaxes = { .memory = (char *)m->amaxes };
     plan_units(arena, &amaxes, m, store);
     offload_plan(m, store);
@@ -108,7 +110,7 @@ size_t model_planned_bytes(const Model *m, const ParamStore *store)
 static int most_in_flight(const Model *m, const Pipeline *p)
 {
     int most = 1;
-    for (int chunk = 0; chunk < p->chunks && !m->forward_only; chunk++) {
+    for (int chunk = 0; chunk < p->chunks && !m->text.forward_only; chunk++) {
         const int n = pipeline_in_flight(p, chunk);
         most = n > most ? n : most;
     }
@@ -122,42 +124,46 @@ void model_plan(Model *m, ParamStore *store, const Config *c, ShardChoice p)
     const int T = !c->generate         ? P
                   : P > PREFILL_TOKENS ? PREFILL_TOKENS
                                        : decode_rows(&c->recipe, P);
-    *m = (Model){ .config = mc,
-                  .recipe = c->recipe,
-                  .L = mc->n_layers,
-                  .P = P,
-                  .forward_only = config_forward_only(c),
-                  .observed = config_forward_only(c) ? c->observed : c->quant_stats_interval > 0,
-                  .documents =
-                      (c->data.generate_doc_lengths || c->length_warmup.steps > 0) && !c->generate,
-                  .lora_scale = (float)lora_scale(&mc->lora) };
+    *m = (Model){ .observed = config_forward_only(c) ? c->observed : c->quant_stats_interval > 0,
+                  .text = { .config = mc,
+                            .recipe = c->recipe,
+                            .L = mc->n_layers,
+                            .P = P,
+                            .forward_only = config_forward_only(c),
+                            .documents =
+                                (c->data.generate_doc_lengths || c->length_warmup.steps > 0) &&
+                                !c->generate,
+                            .lora_scale = (float)lora_scale(&mc->lora) } };
     *store = (ParamStore){ 0 };
-    m->T = T;
-    m->context = context_ranks(&c->strategy);
-    m->context_rank = comm_group_rank(RANKS_CONTEXT) % m->context; /* a dry run has no mesh */
-    m->tensor_ranks = tensor_ranks(&c->strategy);
-    m->tensor_rank = p.tensor_rank;
-    if (m->tensor_ranks > 1)
-        tensor_open(m);
-    m->attn = (Attention){ .B = c->device_train_microbatch_size,
-                           .T = T / m->context,
-                           .H = m->config->n_heads,
-                           .K = m->config->n_kv_heads,
-                           .D = mc->head_dim,
-                           .scale = (float)(1 / sqrt(mc->head_dim)),
-                           .clip = mc->clip_qkv,
-                           .norm = mc->norm };
-    m->rows = m->attn.B * m->attn.T;
-    m->N = c->generate ? m->rows : m->rows / m->tensor_ranks;
-    m->tile = p.tile > 0 && p.tile < m->rows && !m->observed && !c->generate ? p.tile : m->rows;
-    m->num_sets = most_in_flight(m, &p.pipe);
-    m->sets = xcalloc((size_t)m->num_sets * (size_t)unit_count(mc), sizeof *m->sets);
+    m->text.T = T;
+    m->text.context = context_ranks(&c->strategy);
+    m->text.context_rank =
+        comm_group_rank(RANKS_CONTEXT) % m->text.context; /* a dry run has no mesh */
+    m->text.tensor_ranks = tensor_ranks(&c->strategy);
+    m->text.tensor_rank = p.tensor_rank;
+    if (m->text.tensor_ranks > 1)
+        tensor_open(&m->text);
+    m->text.attn = (Attention){ .B = c->device_train_microbatch_size,
+                                .T = T / m->text.context,
+                                .H = m->text.config->n_heads,
+                                .K = m->text.config->n_kv_heads,
+                                .D = mc->head_dim,
+                                .scale = (float)(1 / sqrt(mc->head_dim)),
+                                .clip = mc->clip_qkv,
+                                .norm = mc->norm };
+    m->text.rows = m->text.attn.B * m->text.attn.T;
+    m->text.N = c->generate ? m->text.rows : m->text.rows / m->text.tensor_ranks;
+    m->text.tile =
+        p.tile > 0 && p.tile < m->text.rows && !m->observed && !c->generate ? p.tile : m->text.rows;
+    m->text.num_sets = most_in_flight(m, &p.pipe);
+    m->text.sets = xcalloc((size_t)m->text.num_sets * (size_t)unit_count(mc), sizeof *m->text.sets);
     m->amax_at = xcalloc((size_t)unit_count(mc) + 1, sizeof *m->amax_at);
     stages_use_set(m, 0);
-    m->host_doc_start = xmalloc(sizeof(int) * ((size_t)m->rows * (size_t)m->context + 1));
-    m->host_part = xmalloc(sizeof(int) * (size_t)m->rows);
-    context_allocate(m);
-    m->host_sorted = xmalloc(sizeof *m->host_sorted * m->N);
+    m->text.host_doc_start =
+        xmalloc(sizeof(int) * ((size_t)m->text.rows * (size_t)m->text.context + 1));
+    m->text.host_part = xmalloc(sizeof(int) * (size_t)m->text.rows);
+    context_allocate(&m->text);
+    m->host_sorted = xmalloc(sizeof *m->host_sorted * m->text.N);
     lifetimes_separate(m->shared);
     plan_all(&(Arena){ 0 }, m, store, c, p);
     lifetimes_record(m, store); /* now that it is known what there is to share */

@@ -68,12 +68,12 @@ static inline json_t *last_line(void)
 /* Forward, or forward, backward and the line of statistics; the caller runs the optimizer. */
 static inline void small_step(Small *s, bool backward)
 {
-    int tokens[MAX_TOKENS], targets[MAX_TOKENS], N = s->model.N;
+    int tokens[MAX_TOKENS], targets[MAX_TOKENS], N = s->model.text.N;
     s->step++;
     for (int n = 0; n < N; n++)
         tokens[n] = test_token((uint64_t)s->step, (uint64_t)n, s->config.model.vocab_size);
     for (int n = 0; n < N; n++)
-        targets[n] = (n + 1) % s->model.attn.T ? tokens[n + 1] : -1;
+        targets[n] = (n + 1) % s->model.text.attn.T ? tokens[n + 1] : -1;
     fsdp_empty_grads(&s->store);
     telemetry_watch(s->telemetry, s->step);
     model_micro_batch(&s->model, &s->store, tokens, targets, NULL, 1.0f / (float)N, 0,

@@ -203,8 +203,8 @@ static inline double take_loss(Run *r)
 static inline double evaluation_loss(Run *r)
 {
     static int tokens[MOST_TOKENS];
-    assert_true(r->model.N <= MOST_TOKENS);
-    for (int n = 0; n < r->model.N; n++)
+    assert_true(r->model.text.N <= MOST_TOKENS);
+    for (int n = 0; n < r->model.text.N; n++)
         tokens[n] = test_token(7, (uint64_t)n, r->config.model.vocab_size);
     model_micro_batch(&r->model, &r->store, tokens, tokens, NULL, 1, 0, PASS_FORWARD);
     return take_loss(r);

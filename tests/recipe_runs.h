@@ -66,15 +66,16 @@ typedef struct {
 static inline void step(Model *model, ParamStore *store, const Config *c, int parts, uint64_t seed,
                         float factor)
 {
-    const int N = model->N * parts, labels = parts > 1 ? N - model->N : N;
+    const int N = model->text.N * parts, labels = parts > 1 ? N - model->text.N : N;
     int tokens[MAX_TOKENS], targets[MAX_TOKENS];
     for (int n = 0; n < N; n++)
-        tokens[n] = test_token(seed, n, model->config->vocab_size);
+        tokens[n] = test_token(seed, n, model->text.config->vocab_size);
     for (int n = 0; n < N; n++)
-        targets[n] = (n + 1) % model->attn.T && n >= N - labels ? tokens[n + 1] : -1;
-    for (int n = 0; n < N; n += model->N)
+        targets[n] = (n + 1) % model->text.attn.T && n >= N - labels ? tokens[n + 1] : -1;
+    for (int n = 0; n < N; n += model->text.N)
         model_micro_batch(model, store, tokens + n, targets + n, NULL, factor / (float)labels,
-                          (float)c->z_loss, n + model->N < N ? PASS_ACCUMULATE : PASS_COMPLETE);
+                          (float)c->z_loss,
+                          n + model->text.N < N ? PASS_ACCUMULATE : PASS_COMPLETE);
 }
 
 /* The result of a step in `parts` micro-batches; before: see How. */
@@ -95,7 +96,7 @@ static inline Result run_config(Config c, int parts, float before)
         fsdp_empty_grads(&store);
     }
     step(&model, &store, &c, parts, 1, 1);
-    Result r = { .loss = take_losses(&model).loss / model.N, .units = store.num_units };
+    Result r = { .loss = take_losses(&model).loss / model.text.N, .units = store.num_units };
     for (int u = 0; u < r.units; u++) {
         r.shape[u] = store.shape[u];
         r.count[u] = store.shard[u].slice[TRAINED].count;

@@ -196,12 +196,12 @@ typedef struct {
 static void micro_batches(Run *r, int count, PassKind pass)
 {
     static int tokens[MOST_TOKENS];
-    const int n = count * r->model.attn.B * r->model.T;
+    const int n = count * r->model.text.attn.B * r->model.text.T;
     assert_true(n <= MOST_TOKENS);
     for (int i = 0; i < n; i++)
         tokens[i] = test_token(7, (uint64_t)i, r->config.model.vocab_size);
-    model_micro_batches(&r->model, &r->store, tokens, tokens, NULL, count, 1.0f / (float)r->model.N,
-                        0, pass);
+    model_micro_batches(&r->model, &r->store, tokens, tokens, NULL, count,
+                        1.0f / (float)r->model.text.N, 0, pass);
 }
 
 static int micro_batches_of(const Strategy *s)

@@ -178,7 +178,7 @@ static void check_mesh(Strategy s, const char *name)
         r.config.eval_subset_num_batches = -1;
         DownstreamResult d = downstream_evaluate(&r.config, task, &r.model, &r.store, NULL);
         check_scores(&d, task, ALL, name);
-        assert_false(r.model.documents);
+        assert_false(r.model.text.documents);
         /* of MICRO choices per rank: questions that are complete in these */
         r.config.eval_subset_num_batches = 2;
         d = downstream_evaluate(&r.config, task, &r.model, &r.store, NULL);

@@ -44,7 +44,7 @@ static void open_run(Run *r, const Case *k, Strategy strategy)
 static void add_up(Run *r, int parts)
 {
     static int tokens[MOST_TOKENS], targets[MOST_TOKENS];
-    const int N = r->model.N;
+    const int N = r->model.text.N;
     assert_true(N <= MOST_TOKENS);
     for (int i = 0; i < parts; i++) {
         fill_tokens(tokens, targets, (size_t)((comm_rank() * parts + i) * N), N,

@@ -32,16 +32,17 @@ typedef struct {
 
 static void fill_batch(Setup *s)
 {
-    int N = s->model.N, vocab = s->config.model.vocab_size;
+    int N = s->model.text.N, vocab = s->config.model.vocab_size;
     for (int n = 0; n < N; n++)
         s->tokens[n] = n % 7 == 5 ? s->config.model.eos_token_id : test_token(1, n, vocab);
     for (int n = 0; n < N; n++)
         s->begins[n] = n > 0 && s->tokens[n - 1] == s->config.model.eos_token_id;
     for (int n = 0; n < N; n++)
-        s->targets[n] =
-            n % s->model.attn.T == s->model.attn.T - 1 || n % 9 == 4 ? -1 : s->tokens[n + 1];
+        s->targets[n] = n % s->model.text.attn.T == s->model.text.attn.T - 1 || n % 9 == 4
+                            ? -1
+                            : s->tokens[n + 1];
     if (s->config.model.image.feature_size > 0)
-        place_images(&s->images, s->tokens, s->targets, B, s->model.T, 4);
+        place_images(&s->images, s->tokens, s->targets, B, s->model.text.T, 4);
 }
 
 /* Norm weights start as ones; other values test whether they are used. test_fill_adapters does the
@@ -87,7 +88,7 @@ typedef struct {
 /* The summed loss, with its z-loss, in double over the tokens' f32 losses. */
 static Loss loss_of(Setup *s, bool backward)
 {
-    int N = s->model.N;
+    int N = s->model.text.N;
     float l[128];
     model_use_images(&s->model, image_rows(&s->images));
     model_micro_batch(&s->model, &s->store, s->tokens, s->targets, s->begins, 1, Z_WEIGHT,

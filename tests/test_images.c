@@ -286,7 +286,7 @@ static float *logits_after(int most)
     t.config.generate = "prompts";
     model_create(&t.model, &t.store, &t.config);
     store_init(&t.store, &m, 5);
-    assert_int_equal(t.model.N, ONCE);
+    assert_int_equal(t.model.text.N, ONCE);
     decode_begin(&t.model);
     for (int done = 0; done < LONG; done += most) {
         model_use_images(&t.model, (ImageRows){ rows + done, F32 });

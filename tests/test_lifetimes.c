@@ -128,7 +128,7 @@ static void observe(void *hash, int unit, const UnitTensors *w)
     (void)w;
     if (unit == 0)
         return;
-    const Acts *a = &observed->unit_acts[unit];
+    const Acts *a = &observed->text.unit_acts[unit];
     const Tensor t[] = { a->mlp_res,      a->attn_x,      a->mlp_x,         a->attn_branch,
                          a->mlp_branch,   a->attn_h,      a->mlp_h,         a->qkv_raw,
                          a->qkv_saved,    a->qkv_rotated, a->attn_out,      a->attn_saved,
@@ -137,8 +137,8 @@ static void observe(void *hash, int unit, const UnitTensors *w)
     for (size_t i = 0; i < sizeof t / sizeof *t; i++)
         if (t[i].data)
             see(hash, t[i].data, tensor_numel(t[i]) * dtype_size(t[i].format.dtype));
-    see(hash, a->attn_stats, 2 * sizeof(float) * (size_t)observed->N);
-    see(hash, a->mlp_stats, 2 * sizeof(float) * (size_t)observed->N);
+    see(hash, a->attn_stats, 2 * sizeof(float) * (size_t)observed->text.N);
+    see(hash, a->mlp_stats, 2 * sizeof(float) * (size_t)observed->text.N);
 }
 
 static void fill_tokens(int *tokens, int count, PassKind pass, const Config *c)
@@ -152,18 +152,18 @@ static void fill_tokens(int *tokens, int count, PassKind pass, const Config *c)
 static void make_passes(Model *m, ParamStore *store, const Config *c, Result *r)
 {
     int tokens[TOKENS];
-    assert_int_equal(m->N, TOKENS);
-    for (PassKind pass = PASS_FORWARD; pass <= (m->forward_only ? PASS_FORWARD : PASS_COMPLETE);
-         pass++) {
-        fill_tokens(tokens, m->N, pass, c);
+    assert_int_equal(m->text.N, TOKENS);
+    for (PassKind pass = PASS_FORWARD;
+         pass <= (m->text.forward_only ? PASS_FORWARD : PASS_COMPLETE); pass++) {
+        fill_tokens(tokens, m->text.N, pass, c);
         fill_with_nan(m->shared_memory, m->shared_bytes);
-        model_micro_batch(m, store, tokens, tokens, NULL, 1.0f / (float)m->N, 0, pass);
+        model_micro_batch(m, store, tokens, tokens, NULL, 1.0f / (float)m->text.N, 0, pass);
         r->loss[pass] = (float)take_losses(m).loss;
     }
     fill_with_nan(m->shared_memory, m->shared_bytes);
     pass_forward(m, store);
     model_logits(m, store, 0, r->logits[0]);
-    model_logits(m, store, m->N - 1, r->logits[1]);
+    model_logits(m, store, m->text.N - 1, r->logits[1]);
 }
 
 /* A prompt, then one token after the other. */
@@ -467,7 +467,7 @@ TEST(test_forgotten)
     lifetimes_separate(model.shared);
     model_place_tensors(&model, &store, &c); /* without memory, to plan again */
     lifetimes_record(&model, &store);
-    model.N /= 2;
+    model.text.N /= 2;
     DIES("norm_backward reads bytes 0 to 4096 of dh; no operation before it writes bytes "
          "2048 to 4096",
          lifetimes_record(&model, &store));

@@ -325,7 +325,7 @@ TEST(test_host_memory)
     m.offload.host_bytes = (size_t)1 << 50;
     DIES("GiB of the plan and 25.49 for writing a checkpoint are 10",
          memory_check_host(&m, &store, c));
-    m.forward_only = true; /* an evaluation writes no checkpoint */
+    m.text.forward_only = true; /* an evaluation writes no checkpoint */
     DIES("GiB of the plan and 0.00 for writing a checkpoint", memory_check_host(&m, &store, c));
     model_free(&m, &store);
     config_free(c);

@@ -156,18 +156,18 @@ static void train(Model *m, ParamStore *store, const Config *c, uint64_t *hash)
     int tokens[256], targets[256];
     TestImages images = { 0 };
     uint8_t begins[256] = { [5] = 1, [11] = 1 };
-    assert_true(m->N <= 256);
+    assert_true(m->text.N <= 256);
     store_zero_states(store);
     fsdp_empty_grads(store);
     for (PassKind pass = PASS_FORWARD; pass <= PASS_COMPLETE; pass++) {
-        for (int n = 0; n < m->N; n++)
+        for (int n = 0; n < m->text.N; n++)
             tokens[n] = test_token((uint64_t)pass, (uint64_t)n, c->model.vocab_size);
         memcpy(targets, tokens, sizeof targets);
         if (c->model.image.feature_size > 0)
-            place_images(&images, tokens, targets, m->attn.B, m->T, 2);
+            place_images(&images, tokens, targets, m->text.attn.B, m->text.T, 2);
         model_use_images(m, image_rows(&images));
-        model_micro_batch(m, store, tokens, targets, m->documents ? begins : NULL,
-                          1.0f / (float)m->N, 1e-3f, pass);
+        model_micro_batch(m, store, tokens, targets, m->text.documents ? begins : NULL,
+                          1.0f / (float)m->text.N, 1e-3f, pass);
         const Losses l = take_losses(m);
         add_host(hash, &l, sizeof l);
     }

@@ -140,11 +140,12 @@ static double forward_loss(const ModelConfig *m, ScalesPer scales)
     c.recipe.scales = scales;
     model_create(&model, &store, &c);
     store_init(&store, m, 3);
-    for (int i = 0; i < 2 * model.N; i++)
+    for (int i = 0; i < 2 * model.text.N; i++)
         tokens[i] = test_token(1, i, m->vocab_size);
     model_micro_batch(&model, &store, tokens, tokens, NULL, 1, 0, PASS_ACCUMULATE);
     take_losses(&model);
-    model_micro_batch(&model, &store, tokens + model.N, tokens + model.N, NULL, 1, 0, PASS_FORWARD);
+    model_micro_batch(&model, &store, tokens + model.text.N, tokens + model.text.N, NULL, 1, 0,
+                      PASS_FORWARD);
     const double loss = take_losses(&model).loss;
     model_free(&model, &store);
     return loss;
@@ -195,7 +196,7 @@ static double evaluated(const ModelConfig *m, const char *recipe, bool columns, 
     c.recipe.head = columns ? (Format){ E5M2, 0 } : c.recipe.stream;
     model_create(&model, &store, &c);
     store_init(&store, m, 3);
-    for (int n = 0; n < model.N; n++)
+    for (int n = 0; n < model.text.N; n++)
         tokens[n] = test_token(1, n, m->vocab_size);
     for (int n = 0; n < 2; n++)
         model_micro_batch(&model, &store, tokens, tokens, NULL, 0, 0, PASS_FORWARD);
@@ -238,7 +239,7 @@ TEST(test_ranges)
             model_create(&m, &store, &c);
             const float *range[2 * OPERANDS];
             for (int l = 0; l < 2; l++) {
-                const Acts *a = &m.acts[l];
+                const Acts *a = &m.text.acts[l];
                 const Tensor operand[OPERANDS] = { a->attn_h,         a->mlp_h,    a->attn_operand,
                                                    a->swiglu_operand, a->dgate_up, a->dqkv_op };
                 for (int o = 0; o < OPERANDS; o++)
@@ -249,7 +250,7 @@ TEST(test_ranges)
                 for (int y = 0; y < x && scales == PER_STEP; y++)
                     assert_ptr_not_equal(range[x], range[y]);
             }
-            assert_null(m.work.dy.scale_amax);
+            assert_null(m.text.work.dy.scale_amax);
             model_free(&m, &store);
         }
 }
@@ -262,9 +263,10 @@ static unsigned sums_in_place(const Config *c)
     ParamStore store;
     unsigned in_place = 0;
     model_create(&m, &store, c);
-    for (int l = 0; l < m.L; l++) {
-        in_place |= (unsigned)(m.acts[l].mlp_res.data == m.acts[l].attn_res.data) << 2 * l;
-        in_place |= (unsigned)(m.acts[l + 1].attn_res.data == m.acts[l].mlp_res.data)
+    for (int l = 0; l < m.text.L; l++) {
+        in_place |= (unsigned)(m.text.acts[l].mlp_res.data == m.text.acts[l].attn_res.data)
+                    << 2 * l;
+        in_place |= (unsigned)(m.text.acts[l + 1].attn_res.data == m.text.acts[l].mlp_res.data)
                     << (2 * l + 1);
     }
     model_free(&m, &store);

@@ -136,8 +136,8 @@ TEST(test_activations)
         s.apart = true;
         small_start(&s);
         small_step(&s, false);
-        const Acts *a = &s.model.acts[1];
-        const size_t N = (size_t)s.model.N, C = 128, F = 256;
+        const Acts *a = &s.model.text.acts[1];
+        const size_t N = (size_t)s.model.text.N, C = 128, F = 256;
         assert_true(N <= 64);
         const double *gate_up = all(a->gate_up_saved), *act = all(a->swiglu_operand),
                      *x1 = all(a->mlp_x), *h1 = all(a->mlp_h);
@@ -245,7 +245,7 @@ TEST(test_no_side_effects)
         s.config.quant_stats_interval = interval ? 2 : 1000;
         small_start(&s);
         int tokens[MAX_TOKENS], targets[MAX_TOKENS];
-        for (int n = 0; n < s.model.N; n++)
+        for (int n = 0; n < s.model.text.N; n++)
             tokens[n] = targets[n] = n % 90;
         for (long step = 1; step <= 4; step++) {
             fsdp_empty_grads(&s.store);

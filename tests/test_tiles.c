@@ -49,7 +49,8 @@ static const float unwritten = -1;
 
 static void check_ranges(const Model *m, bool after)
 {
-    const Tensor t[] = { m->acts[0].mlp_h, m->acts[0].swiglu_operand, m->acts[0].dgate_up };
+    const Tensor t[] = { m->text.acts[0].mlp_h, m->text.acts[0].swiglu_operand,
+                         m->text.acts[0].dgate_up };
     for (int i = 0; i < 3; i++) {
         float range = unwritten;
         if (!t[i].scale_amax)
@@ -80,11 +81,11 @@ static Result step(const ModelConfig *m, const char *recipe, Keep keep, int tile
     c.mlp_tile = tile;
     c.quant_stats_interval = stats_interval;
     model_create(&model, &store, &c);
-    assert_int_equal(model.N, N);
+    assert_int_equal(model.text.N, N);
     store_init(&store, &c.model, 8);
     test_fill_adapters(&store, 9);
     fsdp_empty_grads(&store);
-    if (model.tile < N && keep_recomputes(keep))
+    if (model.text.tile < N && keep_recomputes(keep))
         check_ranges(&model, false);
     for (int pass = 0; pass < passes; pass++) {
         for (int n = 0; n < N; n++)
@@ -94,7 +95,7 @@ static Result step(const ModelConfig *m, const char *recipe, Keep keep, int tile
         model_micro_batch(&model, &store, tokens, targets, NULL, 1, 0,
                           pass == passes - 1 ? PASS_COMPLETE : PASS_ACCUMULATE);
     }
-    if (model.tile < N && keep_recomputes(keep))
+    if (model.text.tile < N && keep_recomputes(keep))
         check_ranges(&model, true);
     device_get(r.loss, model.losses, sizeof r.loss);
     take_gradients(&store, &r);

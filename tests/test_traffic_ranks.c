@@ -101,7 +101,7 @@ static size_t layers(const ParamStore *store)
  * for attention and the MLP. */
 static size_t rows_of_ranks(const Model *m, const ParamStore *store, const Config *c, size_t passes)
 {
-    return passes * (size_t)m->N * (size_t)c->model.d_model * bytes_of(c->recipe.stream) *
+    return passes * (size_t)m->text.N * (size_t)c->model.d_model * bytes_of(c->recipe.stream) *
            (size_t)(store->tensor_ranks - 1);
 }
 
@@ -148,8 +148,8 @@ static size_t messages(const Model *m, const ParamStore *store, const Config *c,
 {
     const int stages = store->pipe.stages, stage = store->pipe.stage,
               chunks = c->strategy.pipeline_chunks;
-    const size_t stream = (size_t)m->N * (size_t)c->model.d_model * bytes_of(c->recipe.stream);
-    const size_t amax = m->work.dres_amax ? sizeof(float) : 0;
+    const size_t stream = (size_t)m->text.N * (size_t)c->model.d_model * bytes_of(c->recipe.stream);
+    const size_t amax = m->text.work.dres_amax ? sizeof(float) : 0;
     const size_t forward = (size_t)(chunks - (stage == stages - 1)),
                  back = (size_t)(chunks - (stage == 0));
     const bool shares = c->model.weight_tying && (stage == 0 || stage == stages - 1);
@@ -167,10 +167,11 @@ static size_t exchanges(const Model *m, const ParamStore *store, const Config *c
                         size_t micro_batches)
 {
     const size_t heads = (size_t)(c->model.n_heads / store->tensor_ranks),
-                 context = (size_t)m->context;
+                 context = (size_t)m->text.context;
     const size_t own = (size_t)(c->model.n_kv_heads / store->tensor_ranks),
                  key_heads = own > context ? own : context;
-    const size_t head = (size_t)m->rows * (size_t)c->model.head_dim * bytes_of(c->recipe.stream);
+    const size_t head =
+        (size_t)m->text.rows * (size_t)c->model.head_dim * bytes_of(c->recipe.stream);
     return micro_batches * layers(store) * 3 * (heads + 2 * key_heads + heads) * head *
            (context - 1) / context;
 }

@@ -2,32 +2,32 @@
 
 #include "model/parallel/context.h"
 
-void attend(const Model *m, const Acts *a)
+void attend(const Stream *stream, const Acts *a)
 {
     if (a->cache.k.data)
         attention_cached(a->attn_out, a->qkv_rotated, a->cache, a->attn);
-    else if (context_attends_whole(m)) {
-        const Tensor qkv = context_heads(m, a, m->work.qkv_heads, a->qkv_rotated);
-        const Tensor mix = context_buffer(m, m->work.attn_out_heads, a->attn_out);
-        attention_forward(mix, a->lse, qkv, a->heads, m->docs);
-        context_tokens(m, a, a->attn_out, mix);
+    else if (context_attends_whole(stream)) {
+        const Tensor qkv = context_heads(stream, a, stream->work.qkv_heads, a->qkv_rotated);
+        const Tensor mix = context_buffer(stream, stream->work.attn_out_heads, a->attn_out);
+        attention_forward(mix, a->lse, qkv, a->heads, stream->docs);
+        context_tokens(stream, a, a->attn_out, mix);
     }
-    if (m->own_docs.count > 0)
-        attention_forward(a->attn_out, a->own_lse, a->qkv_rotated, a->attn, m->own_docs);
+    if (stream->own_docs.count > 0)
+        attention_forward(a->attn_out, a->own_lse, a->qkv_rotated, a->attn, stream->own_docs);
 }
 
-void attend_backward(const Model *m, const Acts *a)
+void attend_backward(const Stream *stream, const Acts *a)
 {
-    const BackwardScratch *t = &m->work;
-    if (context_attends_whole(m)) {
-        const Tensor dy = context_heads(m, a, t->datt_heads, t->datt),
-                     qkv = context_heads(m, a, t->qkv_heads, a->qkv_rotated);
-        const Tensor mix = context_heads(m, a, t->attn_out_heads, a->attn_out),
-                     dqkv = context_buffer(m, t->dqkv_heads, t->dqkv);
-        attention_backward(dqkv, dy, qkv, mix, a->lse, a->heads, m->docs);
-        context_tokens(m, a, t->dqkv, dqkv);
+    const BackwardScratch *t = &stream->work;
+    if (context_attends_whole(stream)) {
+        const Tensor dy = context_heads(stream, a, t->datt_heads, t->datt),
+                     qkv = context_heads(stream, a, t->qkv_heads, a->qkv_rotated);
+        const Tensor mix = context_heads(stream, a, t->attn_out_heads, a->attn_out),
+                     dqkv = context_buffer(stream, t->dqkv_heads, t->dqkv);
+        attention_backward(dqkv, dy, qkv, mix, a->lse, a->heads, stream->docs);
+        context_tokens(stream, a, t->dqkv, dqkv);
     }
-    if (m->own_docs.count > 0)
+    if (stream->own_docs.count > 0)
         attention_backward(t->dqkv, t->datt, a->qkv_rotated, a->attn_out, a->own_lse, a->attn,
-                           m->own_docs);
+                           stream->own_docs);
 }

@@ -4,6 +4,6 @@
 #include "model/shape/buffers.h"
 
 /* attn_out from qkv_rotated: of the micro-batch, or with a cache also of the tokens before it. */
-void attend(const Model *m, const Acts *a);
-/* m->work.dqkv from m->work.datt. */
-void attend_backward(const Model *m, const Acts *a);
+void attend(const Stream *stream, const Acts *a);
+/* stream->work.dqkv from stream->work.datt. */
+void attend_backward(const Stream *stream, const Acts *a);

@@ -26,9 +26,9 @@ static void forward_attention(const Block *b, bool has_output)
     const Tensor h = branch_enter(b, &s);
     const LoraProduct added = linear_defer_adapter(&s.first, a->qkv_raw, h);
     rope_forward(a->qkv_rotated, a->qkv_saved, a->qk_stats, a->qkv_raw, added, b->w->qnorm,
-                 b->w->knorm, a->attn, b->m->recipe.forward);
+                 b->w->knorm, a->attn, b->stream->recipe.forward);
     if (!has_output) {
-        attend(b->m, a);
+        attend(b->stream, a);
         quantize(a->attn_saved, a->attn_out);
     }
     quantize(linear_rows(a->attn_operand), a->attn_saved);
@@ -43,17 +43,18 @@ static Branch forward_to_act(const Block *b)
     const Branch s = branch_mlp(b);
     const Tensor h = branch_enter(b, &s);
     const Tensor act = a->keep == KEEP_INPUTS ? linear_rows(a->swiglu_operand) : a->swiglu_operand;
-    if (b->m->recipe.forward == FROM_EXACT && !linear_has_adapter(&s.first))
+    if (b->stream->recipe.forward == FROM_EXACT && !linear_has_adapter(&s.first))
         matmul_swiglu(act, a->gate_up_saved, a->gate_up_raw, h, s.first.w.matrix);
     else
         swiglu_forward(act, a->gate_up_saved, a->gate_up_raw,
-                       linear_defer_adapter(&s.first, a->gate_up_raw, h), b->m->recipe.forward);
+                       linear_defer_adapter(&s.first, a->gate_up_raw, h),
+                       b->stream->recipe.forward);
     return s;
 }
 
-void block_forward(const Model *m, const UnitTensors *w, const Acts *a, const Acts *next)
+void block_forward(const Stream *stream, const UnitTensors *w, const Acts *a, const Acts *next)
 {
-    const Block b = { .m = m, .w = w, .a = a, .next = next, .work = &m->work };
+    const Block b = { .stream = stream, .w = w, .a = a, .next = next, .work = &stream->work };
     forward_attention(&b, false);
     for (Tile t = { 0 }; tile_next(&t, &b);) {
         const Branch s = forward_to_act(&t.block);
@@ -133,17 +134,17 @@ static void backward_attention(const Block *b, BackwardStep step)
                              trains_out ? a->attn_operand : a->attn_out };
     linear_dx(&s.last, b->work->datt, out.dy, false);
     branch_last_dw(b, out);
-    attend_backward(b->m, a);
+    attend_backward(b->stream, a);
     rope_backward(a->dqkv_op, b->dw->qnorm, b->dw->knorm, b->work->dqkv, a->qkv_saved, a->qk_stats,
                   b->w->qnorm, b->w->knorm, a->attn);
     branch_enter_backward(b, &s, a->dqkv_op, out, step.needs_dx || tensor_exists(s.dnorm),
                           step.before_layer ? &below : NULL);
 }
 
-void block_backward(const Model *m, const UnitTensors *w, UnitTensors *dw, const Acts *a,
+void block_backward(const Stream *stream, const UnitTensors *w, UnitTensors *dw, const Acts *a,
                     const Acts *next, BackwardStep step)
 {
-    const Block b = { m, w, dw, a, next, &m->work };
+    const Block b = { stream, w, dw, a, next, &stream->work };
     const Branch mlp = branch_mlp(&b);
     if (!step.after_layer)
         branch_foresee(&b, &mlp);

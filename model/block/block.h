@@ -4,10 +4,10 @@
 #include "model/shape/units.h"
 
 /* From the stream a->attn_res to next->attn_res; what the recipe keeps is in a. */
-void block_forward(const Model *m, const UnitTensors *w, const Acts *a, const Acts *next);
+void block_forward(const Stream *stream, const UnitTensors *w, const Acts *a, const Acts *next);
 
-/* On entry m->work.dres is dLoss/d(next->attn_res), on return, if step.needs_dx,
+/* On entry stream->work.dres is dLoss/d(next->attn_res), on return, if step.needs_dx,
  * dLoss/d(a->attn_res); without it only the gradients of this block's weights are computed. They
  * are added to dw. Runs forward again as far as a->keep says. */
-void block_backward(const Model *m, const UnitTensors *w, UnitTensors *dw, const Acts *a,
+void block_backward(const Stream *stream, const UnitTensors *w, UnitTensors *dw, const Acts *a,
                     const Acts *next, BackwardStep step);

@@ -6,9 +6,9 @@
 static const Tensor NONE = { 0 };
 
 /* Pre-norm branches read the stream's gradient as it is; with norm_after a norm comes first. */
-static bool gathers_stream(const Model *m)
+static bool gathers_stream(const Stream *stream)
 {
-    return m->tensor_ranks > 1 && !m->config->norm_after;
+    return stream->tensor_ranks > 1 && !stream->config->norm_after;
 }
 
 Branch branch_attention(const Block *b)
@@ -24,8 +24,8 @@ Branch branch_attention(const Block *b)
                      .output = a->attn_branch,
                      .norm = b->w->attn_norm,
                      .dnorm = b->dw ? b->dw->attn_norm : NONE,
-                     .amax = b->work && !tile_is_part(b->m, a) ? b->work->dres_amax : NULL,
-                     .foresees = b->m->tensor_ranks > 1 };
+                     .amax = b->work && !tile_is_part(b->stream, a) ? b->work->dres_amax : NULL,
+                     .foresees = b->stream->tensor_ranks > 1 };
 }
 
 Branch branch_mlp(const Block *b)
@@ -42,29 +42,29 @@ Branch branch_mlp(const Block *b)
                      .norm = b->w->mlp_norm,
                      .dnorm = b->dw ? b->dw->mlp_norm : NONE,
                      .amax = b->work ? b->work->dres_amax : NULL,
-                     .foresees = gathers_stream(b->m) };
+                     .foresees = gathers_stream(b->stream) };
 }
 
 /* y = [residual +] the norm of the stream, which is saved as x; the recipe says whether forward
  * sees the rounding of x. */
-static void norm(const Block *b, const Branch *s, Tensor y, Tensor stream, Tensor residual)
+static void norm(const Block *b, const Branch *s, Tensor y, Tensor res, Tensor residual)
 {
-    norm_forward(y, s->x, s->stats, stream, s->norm, residual, b->m->config->norm,
-                 b->m->recipe.forward);
+    norm_forward(y, s->x, s->stats, res, s->norm, residual, b->stream->config->norm,
+                 b->stream->recipe.forward);
 }
 
 /* With norm_after h is not recomputed, so forward leaves all of it. */
 Tensor branch_enter(const Block *b, const Branch *s)
 {
-    const Model *m = b->m;
-    const bool after = m->config->norm_after;
+    const Stream *stream = b->stream;
+    const bool after = stream->config->norm_after;
     const Tensor h = !after && b->a->keep == KEEP_INPUTS ? linear_rows(s->h) : s->h,
-                 y = after ? s->res : rows_buffer(m, h);
+                 y = after ? s->res : rows_buffer(stream, h);
     if (!after)
         norm(b, s, y, s->res, NONE);
-    if (m->tensor_ranks > 1) {
-        gather_rows_begin(m, h, y);
-        gather_rows_end(m, h);
+    if (stream->tensor_ranks > 1) {
+        gather_rows_begin(stream, h, y);
+        gather_rows_end(stream, h);
     } else if (after)
         quantize(h, s->res);
     return h;
@@ -72,42 +72,42 @@ Tensor branch_enter(const Block *b, const Branch *s)
 
 void branch_leave(const Block *b, const Branch *s, Tensor y)
 {
-    const Model *m = b->m;
-    const bool after = m->config->norm_after, adds = !after && m->tensor_ranks == 1;
-    const Tensor buffer = sums_buffer(m, after ? s->output : s->out);
+    const Stream *stream = b->stream;
+    const bool after = stream->config->norm_after, adds = !after && stream->tensor_ranks == 1;
+    const Tensor buffer = sums_buffer(stream, after ? s->output : s->out);
     linear(&s->last, buffer, y, adds ? s->res : NONE);
     if (after)
-        norm(b, s, s->out, sum_rows(m, buffer), s->res);
+        norm(b, s, s->out, sum_rows(stream, buffer), s->res);
     else if (!adds)
-        add_rows(m, s->out, s->res, buffer);
+        add_rows(stream, s->out, s->res, buffer);
 }
 
 void branch_leave_again(const Block *b, const Branch *s, Tensor y)
 {
-    if (b->m->config->norm_after)
+    if (b->stream->config->norm_after)
         branch_leave(b, s, y);
     else
         linear_recompute_xa(&s->last, y);
 }
 
 /* With dres_amax only this writes dres: so it still is max|dres| where the next branch reads it. */
-void branch_norm_backward(const Model *m, const BackwardScratch *work, Tensor dnorm, Tensor x,
+void branch_norm_backward(const Stream *stream, const BackwardScratch *work, Tensor dnorm, Tensor x,
                           const float *stats, Tensor norm, bool accumulate)
 {
-    norm_backward(work->dres, work->dres_amax, dnorm, own_rows(m, work->dh), x, stats, norm,
-                  m->config->norm, accumulate);
+    norm_backward(work->dres, work->dres_amax, dnorm, own_rows(stream, work->dh), x, stats, norm,
+                  stream->config->norm, accumulate);
 }
 
 static void leave_backward_begin(const Block *b, const Branch *s)
 {
-    const Model *m = b->m;
-    const Tensor dy = b->work->dy, y = rows_buffer(m, dy);
-    if (m->config->norm_after)
-        norm_backward(y, NULL, s->dnorm, b->work->dres, s->x, s->stats, s->norm, m->config->norm,
-                      false);
-    if (m->tensor_ranks > 1)
-        gather_rows_begin(m, dy, m->config->norm_after ? y : b->work->dres);
-    else if (!m->config->norm_after)
+    const Stream *stream = b->stream;
+    const Tensor dy = b->work->dy, y = rows_buffer(stream, dy);
+    if (stream->config->norm_after)
+        norm_backward(y, NULL, s->dnorm, b->work->dres, s->x, s->stats, s->norm,
+                      stream->config->norm, false);
+    if (stream->tensor_ranks > 1)
+        gather_rows_begin(stream, dy, stream->config->norm_after ? y : b->work->dres);
+    else if (!stream->config->norm_after)
         quantize_with_amax(dy, b->work->dres, s->amax);
 }
 
@@ -121,15 +121,15 @@ Tensor branch_leave_backward(const Block *b, const Branch *s)
 {
     if (!s->foresees)
         leave_backward_begin(b, s);
-    if (b->m->tensor_ranks > 1)
-        gather_rows_end(b->m, b->work->dy);
+    if (b->stream->tensor_ranks > 1)
+        gather_rows_end(b->stream, b->work->dy);
     return b->work->dy;
 }
 
 /* On one rank they come at once, which frees memory. */
 void branch_last_dw(const Block *b, LinearGrad last)
 {
-    if (b->m->tensor_ranks == 1)
+    if (b->stream->tensor_ranks == 1)
         linear_dw(last);
 }
 
@@ -137,23 +137,23 @@ void branch_last_dw(const Block *b, LinearGrad last)
  * through the norm. */
 static void stream_backward_begin(const Block *b, const Branch *s, Tensor dy)
 {
-    const bool after = b->m->config->norm_after;
-    const Tensor buffer = after ? sums_buffer(b->m, b->work->dres) : b->work->dh;
-    linear_dx(&s->first, buffer, dy, after && b->m->tensor_ranks == 1);
-    if (b->m->tensor_ranks > 1)
-        sum_rows_begin(b->m, buffer);
+    const bool after = b->stream->config->norm_after;
+    const Tensor buffer = after ? sums_buffer(b->stream, b->work->dres) : b->work->dh;
+    linear_dx(&s->first, buffer, dy, after && b->stream->tensor_ranks == 1);
+    if (b->stream->tensor_ranks > 1)
+        sum_rows_begin(b->stream, buffer);
 }
 
 static void stream_backward_end(const Block *b, const Branch *s)
 {
-    const bool after = b->m->config->norm_after;
-    if (b->m->tensor_ranks > 1) {
-        const Tensor sums = sum_rows_end(b->m, after ? b->work->partial : b->work->dh);
+    const bool after = b->stream->config->norm_after;
+    if (b->stream->tensor_ranks > 1) {
+        const Tensor sums = sum_rows_end(b->stream, after ? b->work->partial : b->work->dh);
         if (after)
             accumulate(b->work->dres, sums);
     }
     if (!after)
-        branch_norm_backward(b->m, b->work, s->dnorm, s->x, s->stats, s->norm, true);
+        branch_norm_backward(b->stream, b->work, s->dnorm, s->x, s->stats, s->norm, true);
 }
 
 /* With tensor ranks each exchange overlaps a product: the gather of the input that of dx, the sum
@@ -162,15 +162,15 @@ static void stream_backward_end(const Block *b, const Branch *s)
 void branch_enter_backward(const Block *b, const Branch *s, Tensor dy, LinearGrad last,
                            bool wants_dx, const Branch *next)
 {
-    const Model *m = b->m;
-    const bool alone = m->tensor_ranks == 1;
+    const Stream *stream = b->stream;
+    const bool alone = stream->tensor_ranks == 1;
     const Tensor wanted = linear_input(&s->first, s->h);
     const bool recomputes =
-        tensor_exists(wanted) && b->a->keep == KEEP_INPUTS && !m->config->norm_after;
+        tensor_exists(wanted) && b->a->keep == KEEP_INPUTS && !stream->config->norm_after;
 
     if (recomputes && !alone) {
-        norm_recompute(own_rows(m, s->h), s->x, s->stats, s->norm);
-        gather_again(m, s->h);
+        norm_recompute(own_rows(stream, s->h), s->x, s->stats, s->norm);
+        gather_again(stream, s->h);
     }
     if (wants_dx)
         stream_backward_begin(b, s, dy);
@@ -185,6 +185,6 @@ void branch_enter_backward(const Block *b, const Branch *s, Tensor dy, LinearGra
     if (recomputes && alone)
         norm_recompute(wanted, s->x, s->stats, s->norm);
     else if (recomputes)
-        complete_again(m, s->h, wanted);
+        complete_again(stream, s->h, wanted);
     linear_dw((LinearGrad){ &s->first, dy, s->h });
 }

@@ -51,5 +51,5 @@ void branch_enter_backward(const Block *b, const Branch *s, Tensor dy, LinearGra
                            bool wants_dx, const Branch *next);
 
 /* dres = [dres +] the gradient of a norm's input x, from that of its output, work->dh. */
-void branch_norm_backward(const Model *m, const BackwardScratch *work, Tensor dnorm, Tensor x,
+void branch_norm_backward(const Stream *stream, const BackwardScratch *work, Tensor dnorm, Tensor x,
                           const float *stats, Tensor norm, bool accumulate);

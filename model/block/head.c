@@ -24,11 +24,11 @@ static void chunk_backward_fp8(Model *m, int n, Tensor logits, Tensor h, Tensor 
     dlogits.rows = transposed.rows = head_h.rows = fp8_padded(logits.rows);
     dlogits.data_t = transposed.data = NULL;
     cross_entropy_codes(dlogits, largest_dlogit(scale, z_weight), logits, m->losses + n,
-                        m->losses + m->N + n, m->targets + n, m->config->vocab_size, scale,
-                        z_weight);
+                        m->losses + m->text.N + n, m->targets + n, m->text.config->vocab_size,
+                        scale, z_weight);
     /* not fast: a sum over the vocabulary is too long for short accumulators */
     if (needs_dx)
-        matmul_dx(tensor_rows(own_rows(m, m->work.dh), n, logits.rows),
+        matmul_dx(tensor_rows(own_rows(&m->text, m->text.work.dh), n, logits.rows),
                   tensor_rows(dlogits, 0, logits.rows), m->head_w, false);
     if (!dweight.data)
         return;
@@ -37,7 +37,7 @@ static void chunk_backward_fp8(Model *m, int n, Tensor logits, Tensor h, Tensor 
     quantize_codes(head_h, h);
     transposed.data = dlogits.data;
     transposed.cols = dweight.rows;
-    transposed.fast = m->recipe.fast == FAST_ALL;
+    transposed.fast = m->text.recipe.fast == FAST_ALL;
     matmul_dw(dweight, transposed, head_h);
 }
 
@@ -46,8 +46,8 @@ static void chunk_backward_fp8(Model *m, int n, Tensor logits, Tensor h, Tensor 
  * dLoss/d(final_h). */
 void head_losses(Model *m, ParamStore *store, float scale, float z_weight, bool backward)
 {
-    const bool tied = m->config->weight_tying;
-    const int last = store->num_units - 1, head_unit = unit_of_head_matrix(m->config),
+    const bool tied = m->text.config->weight_tying;
+    const int last = store->num_units - 1, head_unit = unit_of_head_matrix(m->text.config),
               chunk = m->logits.rows;
     fsdp_gather(store, last, FOR_FORWARD);
     const UnitTensors *w = fsdp_acquire(store, last);
@@ -59,26 +59,27 @@ void head_losses(Model *m, ParamStore *store, float scale, float z_weight, bool 
     Tensor weight = tied ? hw->embed : hw->head, *dweight = tied ? &dw->embed : &dw->head;
     /* something below the head is trained */
     const bool needs_dx = backward && (store->first_trained < last || dnorm->norm.data);
-    const bool fp8 = backward && format_is_fp8(m->recipe.head);
+    const bool fp8 = backward && format_is_fp8(m->text.recipe.head);
 
     trace_begin("head", head_unit);
-    Tensor x = m->unit_acts[last].attn_res;
-    norm_forward(m->final_h, x, m->final_stats, x, w->norm, NONE, m->config->norm, FROM_SAVED);
+    Tensor x = m->text.unit_acts[last].attn_res;
+    norm_forward(m->final_h, x, m->final_stats, x, w->norm, NONE, m->text.config->norm, FROM_SAVED);
     if (fp8 && needs_dx) {
         quantize_scale(m->head_w, weight);
         quantize_codes(m->head_w, weight);
     }
-    for (int n = 0; n < m->N; n += chunk) {
-        int rows = m->N - n < chunk ? m->N - n : chunk;
+    for (int n = 0; n < m->text.N; n += chunk) {
+        int rows = m->text.N - n < chunk ? m->text.N - n : chunk;
         Tensor h = tensor_rows(m->final_h, n, rows), logits = tensor_rows(m->logits, 0, rows);
         matmul(logits, h, weight, NONE);
         if (fp8)
             chunk_backward_fp8(m, n, logits, h, *dweight, scale, z_weight, needs_dx);
         else {
-            cross_entropy(logits, m->losses + n, m->losses + m->N + n, m->targets + n,
-                          m->config->vocab_size, scale, z_weight, backward);
+            cross_entropy(logits, m->losses + n, m->losses + m->text.N + n, m->targets + n,
+                          m->text.config->vocab_size, scale, z_weight, backward);
             if (needs_dx)
-                matmul_dx(tensor_rows(own_rows(m, m->work.dh), n, rows), logits, weight, false);
+                matmul_dx(tensor_rows(own_rows(&m->text, m->text.work.dh), n, rows), logits, weight,
+                          false);
             if (backward)
                 matmul_dw(*dweight, logits, h);
         }
@@ -86,26 +87,28 @@ void head_losses(Model *m, ParamStore *store, float scale, float z_weight, bool 
         dweight->empty = false;
     }
     if (needs_dx)
-        branch_norm_backward(m, &m->work, dnorm->norm, x, m->final_stats, w->norm, false);
+        branch_norm_backward(&m->text, &m->text.work, dnorm->norm, x, m->final_stats, w->norm,
+                             false);
     trace_end();
     fsdp_release(store, last);
     if (tied)
         fsdp_release(store, head_unit);
-    sum_values(&m->sums[0], m->losses, m->N);
-    sum_values(&m->sums[1], m->losses + m->N, m->N);
+    sum_values(&m->sums[0], m->losses, m->text.N);
+    sum_values(&m->sums[1], m->losses + m->text.N, m->text.N);
 }
 
 void head_logits(Model *m, ParamStore *store, int row)
 {
-    const bool tied = m->config->weight_tying;
-    const int last = store->num_units - 1, head_unit = unit_of_head_matrix(m->config);
+    const bool tied = m->text.config->weight_tying;
+    const int last = store->num_units - 1, head_unit = unit_of_head_matrix(m->text.config);
     fsdp_gather(store, last, FOR_FORWARD);
     const UnitTensors *w = fsdp_acquire(store, last);
     if (tied)
         fsdp_gather(store, head_unit, FOR_FORWARD);
     const UnitTensors *hw = fsdp_acquire(store, head_unit);
-    Tensor x = tensor_rows(m->unit_acts[last].attn_res, row, 1), h = tensor_rows(m->final_h, 0, 1);
-    norm_forward(h, x, m->final_stats, x, w->norm, NONE, m->config->norm, FROM_SAVED);
+    Tensor x = tensor_rows(m->text.unit_acts[last].attn_res, row, 1),
+           h = tensor_rows(m->final_h, 0, 1);
+    norm_forward(h, x, m->final_stats, x, w->norm, NONE, m->text.config->norm, FROM_SAVED);
     matmul(tensor_rows(m->logits, 0, 1), h, tied ? hw->embed : hw->head, NONE);
     fsdp_release(store, last);
     if (tied)

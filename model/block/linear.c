@@ -21,7 +21,7 @@ static bool is_trained(Tensor dw)
     return dw.data != NULL;
 }
 
-static LinearParams params_of(const Model *m, const UnitTensors *w, Linear l)
+static LinearParams params_of(const Stream *stream, const UnitTensors *w, Linear l)
 {
     const Tensor matrix[NUM_LINEARS] = { w->qkv, w->out, w->gate_up, w->down },
                  a[NUM_LINEARS] = { w->qkv_a, w->out_a, w->gate_up_a, w->down_a },
@@ -30,7 +30,7 @@ static LinearParams params_of(const Model *m, const UnitTensors *w, Linear l)
         .matrix = matrix[l],
         .bias = l == LINEAR_QKV ? w->qkv_bias : NONE,
         .a = { .w = a[l], .num_parts = 1, .part = { { 0, a[l].cols } } },
-        .b = adapter_parts(m->config, l),
+        .b = adapter_parts(stream->config, l),
     };
     p.b.w = b[l];
     return p;
@@ -40,7 +40,7 @@ static LinearParams params_of(const Model *m, const UnitTensors *w, Linear l)
 static Tensor dxa_of(const Block *b, Linear l)
 {
     const Tensor all = b->work->dxa, xa = acts_xa(b->a, l);
-    const bool second = b->m->tensor_ranks > 1 && (l == LINEAR_OUT || l == LINEAR_DOWN);
+    const bool second = b->stream->tensor_ranks > 1 && (l == LINEAR_OUT || l == LINEAR_DOWN);
     const size_t first =
         second ? (size_t)all.rows * (size_t)(all.cols / (LORA_PARTS + 1) * LORA_PARTS) : 0;
     return tensor_at((char *)all.data + first * dtype_size(all.format.dtype), all.format, xa.rows,
@@ -54,12 +54,12 @@ bool linear_has_adapter(const LinearLayer *l)
 
 LinearLayer linear_layer(const Block *b, Linear l)
 {
-    LinearLayer layer = { .w = params_of(b->m, b->w, l),
+    LinearLayer layer = { .w = params_of(b->stream, b->w, l),
                           .xa = acts_xa(b->a, l),
-                          .scale = b->m->lora_scale,
-                          .folded = b->m->down_folded };
+                          .scale = b->stream->lora_scale,
+                          .folded = b->stream->down_folded };
     if (b->dw) {
-        layer.dw = params_of(b->m, b->dw, l);
+        layer.dw = params_of(b->stream, b->dw, l);
         layer.dxa = linear_has_adapter(&layer) ? dxa_of(b, l) : NONE;
     }
     return layer;

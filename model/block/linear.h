@@ -4,7 +4,7 @@
 
 /* A block at work on the tokens of a micro-batch, or on a tile of them. */
 typedef struct {
-    const Model *m;
+    const Stream *stream;
     const UnitTensors *w, *dw;   /* weights; in backward their gradients */
     const Acts *a, *next;        /* this block's activations, and the next one's */
     const BackwardScratch *work; /* backward only */

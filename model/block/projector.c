@@ -17,19 +17,20 @@ static int padded(const Model *m, int rows)
 {
     const int whole = (rows + ROWS_TOGETHER - 1) / ROWS_TOGETHER * ROWS_TOGETHER,
               least = rows > 0 ? whole : ROWS_TOGETHER;
-    return least < m->N ? least : m->N;
+    return least < m->text.N ? least : m->text.N;
 }
 
 void projector_plan_rows(Arena *arena, Model *m)
 {
     ImageBuffers *b = &m->image;
-    if (m->config->image.feature_size == 0)
+    if (m->text.config->image.feature_size == 0)
         return;
-    b->x = tensor_alloc(arena, m->recipe.stream, m->N, m->config->image.feature_size);
-    b->at = arena_alloc(arena, sizeof *b->at * (size_t)m->N);
-    b->rows = m->N; /* a plan is for any micro-batch */
+    b->x =
+        tensor_alloc(arena, m->text.recipe.stream, m->text.N, m->text.config->image.feature_size);
+    b->at = arena_alloc(arena, sizeof *b->at * (size_t)m->text.N);
+    b->rows = m->text.N; /* a plan is for any micro-batch */
     if (!b->host_at) {
-        b->host_at = xmalloc(sizeof *b->host_at * (size_t)m->N);
+        b->host_at = xmalloc(sizeof *b->host_at * (size_t)m->text.N);
         b->host_x = xmalloc(tensor_bytes(b->x));
     }
 }
@@ -63,13 +64,13 @@ static void copy_row(Model *m, int i, const void *values)
 void projector_put(Model *m, const void *const *rows)
 {
     ImageBuffers *b = &m->image;
-    const int own = m->attn.T;
+    const int own = m->text.attn.T;
     int count = 0;
-    if (m->config->image.feature_size == 0 || !b->x.data)
+    if (m->text.config->image.feature_size == 0 || !b->x.data)
         return;
-    for (int n = 0; n < m->N && rows; n++) {
-        const void *values =
-            rows[(size_t)(n / own) * (size_t)m->T + (size_t)(m->context_rank * own + n % own)];
+    for (int n = 0; n < m->text.N && rows; n++) {
+        const void *values = rows[(size_t)(n / own) * (size_t)m->text.T +
+                                  (size_t)(m->text.context_rank * own + n % own)];
         if (!values)
             continue;
         copy_row(m, count, values);
@@ -90,14 +91,14 @@ void projector_put(Model *m, const void *const *rows)
  * gradient. */
 void projector_plan(Model *m, int u)
 {
-    const Format f = m->recipe.stream;
-    const int C = m->config->d_model;
-    m->unit_acts[u].attn_res = plan_shared_rows(m, BUFFER_image_res, f, m->N, C);
-    m->image.y = plan_shared_rows(m, BUFFER_image_y, f, m->N, C);
-    if (m->config->image.projector == PROJECTOR_LINEAR)
+    const Format f = m->text.recipe.stream;
+    const int C = m->text.config->d_model;
+    m->text.unit_acts[u].attn_res = plan_shared_rows(m, BUFFER_image_res, f, m->text.N, C);
+    m->image.y = plan_shared_rows(m, BUFFER_image_y, f, m->text.N, C);
+    if (m->text.config->image.projector == PROJECTOR_LINEAR)
         return;
-    m->image.h = plan_shared_rows(m, BUFFER_image_h, f, m->N, C);
-    m->image.act = plan_shared_rows(m, BUFFER_image_act, f, m->N, C);
+    m->image.h = plan_shared_rows(m, BUFFER_image_h, f, m->text.N, C);
+    m->image.act = plan_shared_rows(m, BUFFER_image_act, f, m->text.N, C);
 }
 
 static Tensor of_rows(const Model *m, Tensor t)
@@ -114,14 +115,14 @@ static void first_layer(const Model *m, const UnitTensors *w)
 
 void projector_forward(Model *m, const UnitTensors *w, int u)
 {
-    const Tensor y = of_rows(m, m->image.y), stream = m->unit_acts[u + 1].attn_res;
-    if (m->config->image.projector == PROJECTOR_LINEAR)
+    const Tensor y = of_rows(m, m->image.y), stream = m->text.unit_acts[u + 1].attn_res;
+    if (m->text.config->image.projector == PROJECTOR_LINEAR)
         matmul(y, of_rows(m, m->image.x), w->image_in, w->image_in_bias);
     else {
         first_layer(m, w);
         matmul(y, of_rows(m, m->image.act), w->image_out, w->image_out_bias);
     }
-    quantize(stream, m->unit_acts[u].attn_res); /* a copy, as they have one format */
+    quantize(stream, m->text.unit_acts[u].attn_res); /* a copy, as they have one format */
     place_rows(stream, m->image.at, y);
 }
 
@@ -134,10 +135,10 @@ static bool trains(const UnitTensors *dw)
 void projector_backward(Model *m, const UnitTensors *w, UnitTensors *dw)
 {
     Tensor dh = of_rows(m, m->image.y);
-    take_rows(dh, m->image.at, m->work.dres);
+    take_rows(dh, m->image.at, m->text.work.dres);
     if (!trains(dw))
         return;
-    if (m->config->image.projector != PROJECTOR_LINEAR) {
+    if (m->text.config->image.projector != PROJECTOR_LINEAR) {
         const Tensor dy = dh;
         first_layer(m, w);
         matmul_db(dw->image_out_bias, dy);

@@ -16,9 +16,9 @@ static Tensor in_tile(Tensor t, Tensor all, Tensor part)
     return t;
 }
 
-bool tile_is_part(const Model *m, const Acts *a)
+bool tile_is_part(const Stream *stream, const Acts *a)
 {
-    return mlp_rows(m, a->keep) < m->rows;
+    return mlp_rows(stream, a->keep) < stream->rows;
 }
 
 static void cut(Tile *t, const Block *b, int first, int rows)
@@ -27,12 +27,12 @@ static void cut(Tile *t, const Block *b, int first, int rows)
     t->a = *b->a;
     t->next = *b->next;
     t->work = *b->work;
-    t->block = (Block){ b->m, b->w, b->dw, &t->a, &t->next, &t->work };
+    t->block = (Block){ b->stream, b->w, b->dw, &t->a, &t->next, &t->work };
     for (int i = 0; i < NUM_ACTS; i++)
         if (tokens_of[i] == MLP)
             t->a.tensor[i] = in_tile(b->a->tensor[i], b->a->mlp_res, res);
     t->next.attn_res = tensor_rows(b->next->attn_res, first, rows);
-    if (b->m->forward_only)
+    if (b->stream->forward_only)
         return;
     t->work.dres = tensor_rows(dres, first, rows);
     t->work.dres_amax = NULL;
@@ -46,8 +46,8 @@ bool tile_next(Tile *t, const Block *b)
     const int left = b->a->mlp_res.rows - t->end;
     if (left <= 0)
         return false;
-    if (tile_is_part(b->m, b->a))
-        cut(t, b, t->end, left < b->m->tile ? left : b->m->tile);
+    if (tile_is_part(b->stream, b->a))
+        cut(t, b, t->end, left < b->stream->tile ? left : b->stream->tile);
     else
         t->block = *b;
     t->end += t->block.a->mlp_res.rows;

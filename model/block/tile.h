@@ -3,7 +3,7 @@
 #include "model/block/linear.h"
 
 /* Whether a block computes its MLP in tiles; if not, all of it is one. */
-bool tile_is_part(const Model *m, const Acts *a);
+bool tile_is_part(const Stream *stream, const Acts *a);
 
 /* A block with a tile's rows of what all tokens have, and the first rows of buffers that tiles
  * share:

@@ -36,7 +36,7 @@ typedef struct {
     char *data;
     size_t bytes;
     bool on_device;
-} Stream;
+} Rows;
 
 typedef struct {
     Export *x;
@@ -47,7 +47,7 @@ typedef struct {
     Model m;
     ParamStore store;
     int batches, held; /* micro-batches for calibration; held out */
-    Stream stream;     /* batches + held with codes, then held without */
+    Rows stream;       /* batches + held with codes, then held without */
     Tensor next;       /* (N, C): output of the block */
     Layer layer[NUM_LINEARS];
     void *layers; /* their memory */
@@ -164,17 +164,17 @@ static const UnitTensors *unit_of(Calibration *c, int unit)
 
 /* ---- the stream ------------------------------------------------------------------------------ */
 
-static Stream open_stream(const Calibration *c)
+static Rows open_stream(const Calibration *c)
 {
     const size_t N = (size_t)micro_batch(c->data) * (size_t)c->data->length;
-    Stream s = { .bytes = N * (size_t)c->model.d_model * sizeof(uint16_t) };
+    Rows s = { .bytes = N * (size_t)c->model.d_model * sizeof(uint16_t) };
     const size_t all = s.bytes * (size_t)(c->batches + 2 * c->held);
     s.on_device = all <= device_memory_total() / 4;
     s.data = s.on_device ? device_alloc(all) : xmalloc(all);
     return s;
 }
 
-static void close_stream(Stream *s)
+static void close_stream(Rows *s)
 {
     if (s->on_device)
         device_free(s->data);
@@ -182,13 +182,13 @@ static void close_stream(Stream *s)
         free(s->data);
 }
 
-static void stream_get(Tensor to, const Stream *s, int batch)
+static void stream_get(Tensor to, const Rows *s, int batch)
 {
     (s->on_device ? device_copy : device_put)(to.data, s->data + (size_t)batch * s->bytes,
                                               s->bytes);
 }
 
-static void stream_set(const Stream *s, int batch, Tensor from)
+static void stream_set(const Rows *s, int batch, Tensor from)
 {
     (s->on_device ? device_copy : device_get)(s->data + (size_t)batch * s->bytes, from.data,
                                               s->bytes);
@@ -198,8 +198,8 @@ static void stream_set(const Stream *s, int batch, Tensor from)
 static void forward(Calibration *c, const UnitTensors *w, int batch)
 {
     Acts next = { .attn_res = c->next };
-    stream_get(c->m.acts[0].attn_res, &c->stream, batch);
-    block_forward(&c->m, w, &c->m.acts[0], &next);
+    stream_get(c->m.text.acts[0].attn_res, &c->stream, batch);
+    block_forward(&c->m.text, w, &c->m.text.acts[0], &next);
 }
 
 static void forward_all(Calibration *c, const UnitTensors *w, int first, int count)
@@ -213,9 +213,9 @@ static void forward_all(Calibration *c, const UnitTensors *w, int first, int cou
 static void embed(Calibration *c)
 {
     put_unit(c, 0, 1);
-    const Tensor table = unit_of(c, 0)->embed, y = c->m.acts[0].attn_res;
+    const Tensor table = unit_of(c, 0)->embed, y = c->m.text.acts[0].attn_res;
     for (int i = 0; i < c->batches + c->held; i++) {
-        model_put_tokens(&c->m, c->data->tokens + (size_t)i * (size_t)c->m.N, c->m.N);
+        model_put_tokens(&c->m, c->data->tokens + (size_t)i * (size_t)c->m.text.N, c->m.text.N);
         embedding_forward(y, c->m.sorted, table);
         stream_set(&c->stream, i, y);
         if (i >= c->batches)
@@ -231,11 +231,11 @@ static double cross_entropy_of(Calibration *c, int first, long *labels)
     model_zero_losses(&c->m);
     *labels = 0;
     for (int i = 0; i < c->held; i++) {
-        const int *targets = c->data->targets + (size_t)(c->batches + i) * (size_t)c->m.N;
-        for (int n = 0; n < c->m.N; n++)
+        const int *targets = c->data->targets + (size_t)(c->batches + i) * (size_t)c->m.text.N;
+        for (int n = 0; n < c->m.text.N; n++)
             *labels += targets[n] >= 0;
-        device_put(c->m.targets, targets, sizeof *targets * (size_t)c->m.N);
-        stream_get(c->m.acts[1].attn_res, &c->stream, first + i);
+        device_put(c->m.targets, targets, sizeof *targets * (size_t)c->m.text.N);
+        stream_get(c->m.text.acts[1].attn_res, &c->stream, first + i);
         head_losses(&c->m, &c->store, 0, 0, false);
     }
     return model_losses(&c->m).loss / (double)*labels;
@@ -257,7 +257,7 @@ static void measure_losses(Calibration *c)
 
 static void add_inputs(Calibration *c)
 {
-    const Acts *a = &c->m.acts[0];
+    const Acts *a = &c->m.text.acts[0];
     const Tensor input[NUM_LINEARS] = { a->attn_h, a->attn_operand, a->mlp_h, a->swiglu_operand };
     for (Linear l = 0; l < NUM_LINEARS; l++)
         matmul_dw(c->layer[l].h, input[l], input[l]);

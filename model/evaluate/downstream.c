@@ -197,7 +197,7 @@ static void run_rows(Model *m, ParamStore *store, Rows *rows, const Requests *r,
     for (int b = 0; b < rows->B; b++) {
         const bool any = s + b < sequences;
         lay(rows, b, r, any ? first[s + b] : 0, any ? first[s + b + 1] : 0,
-            m->config->image.token_id);
+            m->text.config->image.token_id);
     }
     watchdog_mark("evaluation", -1);
     if (rows->shown)
@@ -215,9 +215,9 @@ static bool log_probabilities(double *log_probability, const Task *task, int que
                               ParamStore *store, const atomic_int *stop)
 {
     const Requests *r = &task->requests;
-    const int B = m->attn.B, T = m->T;
+    const int B = m->text.attn.B, T = m->text.T;
     const size_t N = (size_t)B * (size_t)T;
-    const bool documents = m->documents;
+    const bool documents = m->text.documents;
     Rows rows = { B,
                   T,
                   xmalloc(sizeof(int) * N),
@@ -228,7 +228,7 @@ static bool log_probabilities(double *log_probability, const Task *task, int que
                   xmalloc(sizeof *rows.images * N) };
     int *first, sequences = downstream_pack(&first, r, questions, T);
     bool cut = false;
-    m->documents = true;
+    m->text.documents = true;
     progress_begin("evaluating");
     for (long s = 0; s < sequences && !cut; s += (long)B * comm_group_size(RANKS_DATA)) {
         progress_show((double)s / sequences, r->name);
@@ -237,7 +237,7 @@ static bool log_probabilities(double *log_probability, const Task *task, int que
         cut = agree_any(stop && *stop);
     }
     progress_end();
-    m->documents = documents;
+    m->text.documents = documents;
     comm_sum(log_probability, r->choices);
     for (int i = 0; i < r->choices; i++)
         log_probability[i] = log_probability[r->choice[i].same];

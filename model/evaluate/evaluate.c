@@ -159,7 +159,7 @@ static bool add_batches(Validation *p, Loader *l, const char *label, const Confi
 
 EvalResult evaluate(const Config *c, int i, Model *m, ParamStore *store, const atomic_int *stop)
 {
-    const int B = m->attn.B, T = m->T;
+    const int B = m->text.attn.B, T = m->text.T;
     char *own;
     watchdog_mark("opening validation data", -1);
     Loader *l = open_data(&own, c, &c->eval[i]);

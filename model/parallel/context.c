@@ -10,21 +10,21 @@
 
 /* ---- what is exchanged ----------------------------------------------------------------------- */
 
-bool context_skips(const Model *m)
+bool context_skips(const Stream *stream)
 {
-    return m->context > 1 && m->documents;
+    return stream->context > 1 && stream->documents;
 }
 
-bool context_attends_whole(const Model *m)
+bool context_attends_whole(const Stream *stream)
 {
-    return m->context == 1 || m->exchange.pieces > 0;
+    return stream->context == 1 || stream->exchange.pieces > 0;
 }
 
-void context_allocate(Model *m)
+void context_allocate(Stream *stream)
 {
-    const size_t c = (size_t)m->context, rows = (size_t)m->rows;
-    ContextExchange *e = &m->exchange;
-    if (m->context == 1)
+    const size_t c = (size_t)stream->context, rows = (size_t)stream->rows;
+    ContextExchange *e = &stream->exchange;
+    if (stream->context == 1)
         return;
     *e = (ContextExchange){ .whole = xmalloc(sizeof *e->whole * c * rows),
                             .packed = xmalloc(sizeof *e->packed * c * rows),
@@ -36,9 +36,9 @@ void context_allocate(Model *m)
                             .exchanged = xmalloc(sizeof *e->exchanged * c) };
 }
 
-void context_free(Model *m)
+void context_free(Stream *stream)
 {
-    ContextExchange *e = &m->exchange;
+    ContextExchange *e = &stream->exchange;
     free(e->whole);
     free(e->packed);
     free(e->range);
@@ -49,50 +49,51 @@ void context_free(Model *m)
     free(e->exchanged);
 }
 
-static int num_documents(const Model *m)
+static int num_documents(const Stream *stream)
 {
-    return m->docs.count ? m->docs.count : m->attn.B;
+    return stream->docs.count ? stream->docs.count : stream->attn.B;
 }
 
 /* Document i, rows of whole sequences; without documents each sequence is one. */
-static RowRange document(const Model *m, int i)
+static RowRange document(const Stream *stream, int i)
 {
-    const int *start = m->docs.host_start;
-    return m->docs.count ? (RowRange){ start[i], start[i + 1] - start[i] }
-                         : (RowRange){ i * m->T, m->T };
+    const int *start = stream->docs.host_start;
+    return stream->docs.count ? (RowRange){ start[i], start[i + 1] - start[i] }
+                              : (RowRange){ i * stream->T, stream->T };
 }
 
 /* What of it is in rank r's part of its sequence; count 0 or less: nothing. */
-static RowRange part_of(const Model *m, RowRange document, int r)
+static RowRange part_of(const Stream *stream, RowRange document, int r)
 {
-    const int begin = document.first / m->T * m->T + r * m->attn.T, end = begin + m->attn.T;
+    const int begin = document.first / stream->T * stream->T + r * stream->attn.T,
+              end = begin + stream->attn.T;
     const int first = document.first > begin ? document.first : begin,
               last = document.first + document.count;
     return (RowRange){ first, (last < end ? last : end) - first };
 }
 
 /* The rank whose part has all of it; -1: several ranks have some. */
-static int rank_of(const Model *m, RowRange document)
+static int rank_of(const Stream *stream, RowRange document)
 {
-    const int first = document.first % m->T, last = first + document.count - 1;
-    return first / m->attn.T == last / m->attn.T ? first / m->attn.T : -1;
+    const int first = document.first % stream->T, last = first + document.count - 1;
+    return first / stream->attn.T == last / stream->attn.T ? first / stream->attn.T : -1;
 }
 
 /* Sets e->left_out for all documents. A plan without documents has no memory for those of a
  * part. */
-static void choose_left_out(Model *m)
+static void choose_left_out(Stream *stream)
 {
-    ContextExchange *e = &m->exchange;
-    const int c = m->context;
+    ContextExchange *e = &stream->exchange;
+    const int c = stream->context;
     ContextWork work = { .ranks = c,
-                         .token_pairs = context_token_pairs(m->config, c),
+                         .token_pairs = context_token_pairs(stream->config, c),
                          .exchanged = e->exchanged };
     int count = 0;
     memset(e->exchanged, 0, sizeof *e->exchanged * (size_t)c);
-    for (int i = 0; i < m->docs.count; i++) {
-        const RowRange d = document(m, i);
-        const int rank = m->own_doc_start ? rank_of(m, d) : -1;
-        const double pairs = context_pairs(m->config, d.count);
+    for (int i = 0; i < stream->docs.count; i++) {
+        const RowRange d = document(stream, i);
+        const int rank = stream->own_doc_start ? rank_of(stream, d) : -1;
+        const double pairs = context_pairs(stream->config, d.count);
         e->left_out[i] = false;
         if (rank >= 0)
             e->own[count++] =
@@ -100,26 +101,26 @@ static void choose_left_out(Model *m)
         else
             work.pairs += pairs;
         for (int r = 0; r < c && rank < 0; r++)
-            e->exchanged[r] += part_of(m, d, r).count > 0 ? part_of(m, d, r).count : 0;
+            e->exchanged[r] += part_of(stream, d, r).count > 0 ? part_of(stream, d, r).count : 0;
     }
     const int chosen = context_leave_out(e->own, count, &work);
     for (int i = 0; i < chosen; i++)
         e->left_out[e->own[i].index] = true;
 }
 
-static bool is_exchanged(const Model *m, int i)
+static bool is_exchanged(const Stream *stream, int i)
 {
-    return m->docs.count == 0 || !m->exchange.left_out[i];
+    return stream->docs.count == 0 || !stream->exchange.left_out[i];
 }
 
 /* Rank r's pieces, the ranges of its rows that are exchanged, are written to `piece`, unless that
  * is NULL; returns how many there are. */
-static int pieces_of(const Model *m, int r, RowRange *piece)
+static int pieces_of(const Stream *stream, int r, RowRange *piece)
 {
     int count = 0, end = -1;
-    for (int i = 0; i < num_documents(m); i++) {
-        const RowRange part = part_of(m, document(m, i), r);
-        if (part.count <= 0 || !is_exchanged(m, i))
+    for (int i = 0; i < num_documents(stream); i++) {
+        const RowRange part = part_of(stream, document(stream, i), r);
+        if (part.count <= 0 || !is_exchanged(stream, i))
             continue;
         count += part.first != end;
         if (piece && part.first != end)
@@ -132,17 +133,17 @@ static int pieces_of(const Model *m, int r, RowRange *piece)
 }
 
 /* A row of this rank's part of whole sequences, as a row of what it has outside attention. */
-static int own_row(const Model *m, int row)
+static int own_row(const Stream *stream, int row)
 {
-    return row / m->T * m->attn.T + row % m->T % m->attn.T;
+    return row / stream->T * stream->attn.T + row % stream->T % stream->attn.T;
 }
 
 /* The ranges of this rank's rows that its pieces make: pieces that touch are joined. */
-static void join_pieces(Model *m, const RowRange *piece)
+static void join_pieces(Stream *stream, const RowRange *piece)
 {
-    ContextExchange *e = &m->exchange;
+    ContextExchange *e = &stream->exchange;
     for (int i = 0; i < e->pieces; i++) {
-        const int first = own_row(m, piece[i].first);
+        const int first = own_row(stream, piece[i].first);
         RowRange *last = e->ranges > 0 ? &e->range[e->ranges - 1] : NULL;
         if (last && piece[i].count > 0 && last->first + last->count == first)
             last->count += piece[i].count;
@@ -153,101 +154,102 @@ static void join_pieces(Model *m, const RowRange *piece)
 
 /* Where its pieces are in `exchanged`: a range has its rows with the heads of rank 0, then with
  * those of rank 1, and so on. */
-static void pack(Model *m, const RowRange *piece)
+static void pack(Stream *stream, const RowRange *piece)
 {
-    ContextExchange *e = &m->exchange;
+    ContextExchange *e = &stream->exchange;
     for (int i = 0, k = 0, before = 0; i < e->pieces; i++) {
-        const int first = own_row(m, piece[i].first);
+        const int first = own_row(stream, piece[i].first);
         while (piece[i].count > 0 && first >= e->range[k].first + e->range[k].count)
             before += e->range[k++].count;
-        for (int r = 0; r < m->context; r++)
+        for (int r = 0; r < stream->context; r++)
             e->packed[r * e->pieces + i] =
                 piece[i].count == 0 ? (RowRange){ 0 }
-                                    : (RowRange){ m->context * before + r * e->range[k].count +
+                                    : (RowRange){ stream->context * before + r * e->range[k].count +
                                                       first - e->range[k].first,
                                                   piece[i].count };
     }
 }
 
-/* Documents of this rank's part: m->own_docs, without those that are exchanged. */
-static void divide_own(Model *m)
+/* Documents of this rank's part: stream->own_docs, without those that are exchanged. */
+static void divide_own(Stream *stream)
 {
-    ContextExchange *e = &m->exchange;
-    Documents d = { .start = m->own_doc_start,
+    ContextExchange *e = &stream->exchange;
+    Documents d = { .start = stream->own_doc_start,
                     .host_start = e->own_start,
                     .left_out = e->own_left_out };
-    for (int i = 0; i < m->docs.count; i++) {
-        const RowRange whole = document(m, i), part = part_of(m, whole, m->context_rank);
+    for (int i = 0; i < stream->docs.count; i++) {
+        const RowRange whole = document(stream, i),
+                       part = part_of(stream, whole, stream->context_rank);
         if (part.count <= 0)
             continue;
-        e->own_start[d.count] = own_row(m, part.first);
-        e->own_left_out[d.count] = is_exchanged(m, i);
+        e->own_start[d.count] = own_row(stream, part.first);
+        e->own_left_out[d.count] = is_exchanged(stream, i);
         if (!e->own_left_out[d.count++] && part.count > d.longest)
             d.longest = part.count;
     }
-    m->own_docs = d.longest > 0 ? d : (Documents){ 0 };
+    stream->own_docs = d.longest > 0 ? d : (Documents){ 0 };
     if (d.longest == 0)
         return;
-    e->own_start[d.count] = m->rows;
-    device_put(m->own_doc_start, e->own_start, sizeof *e->own_start * ((size_t)d.count + 1));
+    e->own_start[d.count] = stream->rows;
+    device_put(stream->own_doc_start, e->own_start, sizeof *e->own_start * ((size_t)d.count + 1));
 }
 
-void context_divide(Model *m)
+void context_divide(Stream *stream)
 {
-    ContextExchange *e = &m->exchange;
-    if (m->context == 1)
+    ContextExchange *e = &stream->exchange;
+    if (stream->context == 1)
         return;
     e->pieces = e->ranges = 0;
-    choose_left_out(m);
-    for (int r = 0; r < m->context; r++) {
-        const int count = pieces_of(m, r, NULL);
+    choose_left_out(stream);
+    for (int r = 0; r < stream->context; r++) {
+        const int count = pieces_of(stream, r, NULL);
         e->pieces = count > e->pieces ? count : e->pieces;
     }
-    for (int r = 0; r < m->context; r++)
-        for (int i = pieces_of(m, r, e->whole + r * e->pieces); i < e->pieces; i++)
+    for (int r = 0; r < stream->context; r++)
+        for (int i = pieces_of(stream, r, e->whole + r * e->pieces); i < e->pieces; i++)
             e->whole[r * e->pieces + i] = (RowRange){ 0 };
-    join_pieces(m, e->whole + m->context_rank * e->pieces);
-    pack(m, e->whole + m->context_rank * e->pieces);
-    divide_own(m);
-    m->docs.left_out = m->docs.count ? e->left_out : NULL;
-    m->docs.longest = 0;
-    for (int i = 0; i < m->docs.count; i++) {
-        const RowRange d = document(m, i);
-        if (!e->left_out[i] && d.count > m->docs.longest)
-            m->docs.longest = d.count;
+    join_pieces(stream, e->whole + stream->context_rank * e->pieces);
+    pack(stream, e->whole + stream->context_rank * e->pieces);
+    divide_own(stream);
+    stream->docs.left_out = stream->docs.count ? e->left_out : NULL;
+    stream->docs.longest = 0;
+    for (int i = 0; i < stream->docs.count; i++) {
+        const RowRange d = document(stream, i);
+        if (!e->left_out[i] && d.count > stream->docs.longest)
+            stream->docs.longest = d.count;
     }
 }
 
-void context_divide_for_plan(Model *m)
+void context_divide_for_plan(Stream *stream)
 {
-    ContextExchange *e = &m->exchange;
-    m->docs = (Documents){ 0 };
-    context_divide(m);
-    if (!context_skips(m))
+    ContextExchange *e = &stream->exchange;
+    stream->docs = (Documents){ 0 };
+    context_divide(stream);
+    if (!context_skips(stream))
         return;
-    for (int b = 0; b <= m->attn.B; b++)
-        e->own_start[b] = b * m->attn.T;
-    m->own_docs = (Documents){ .count = m->attn.B,
-                               .longest = m->attn.T,
-                               .start = m->own_doc_start,
-                               .host_start = e->own_start };
+    for (int b = 0; b <= stream->attn.B; b++)
+        e->own_start[b] = b * stream->attn.T;
+    stream->own_docs = (Documents){ .count = stream->attn.B,
+                                    .longest = stream->attn.T,
+                                    .start = stream->own_doc_start,
+                                    .host_start = e->own_start };
 }
 
 /* ---- the exchange ---------------------------------------------------------------------------- */
 
 /* Rows of all ranks, each with the columns of one rank's heads, as `buffer` has them. */
-static Tensor exchanged(const Model *m, Tensor buffer)
+static Tensor exchanged(const Stream *stream, Tensor buffer)
 {
-    return tensor_at(m->work.exchanged.data, buffer.format, buffer.rows, buffer.cols);
+    return tensor_at(stream->work.exchanged.data, buffer.format, buffer.rows, buffer.cols);
 }
 
 /* Attention reads tiles of rows, also some after a document's end, and multiplies these by 0: they
  * must be finite (kernels.h). */
-static void clear_after_documents(const Model *m, Tensor buffer)
+static void clear_after_documents(const Stream *stream, Tensor buffer)
 {
-    for (int i = 1; i < m->docs.count; i++) {
-        const int first = m->docs.host_start[i], left = buffer.rows - first;
-        if (!m->docs.left_out[i] || m->docs.left_out[i - 1])
+    for (int i = 1; i < stream->docs.count; i++) {
+        const int first = stream->docs.host_start[i], left = buffer.rows - first;
+        if (!stream->docs.left_out[i] || stream->docs.left_out[i - 1])
             continue;
         const Tensor rows =
             tensor_rows(buffer, first, left < ROWS_AFTER_DOCUMENT ? left : ROWS_AFTER_DOCUMENT);
@@ -255,54 +257,54 @@ static void clear_after_documents(const Model *m, Tensor buffer)
     }
 }
 
-Tensor context_heads(const Model *m, const Acts *a, Tensor buffer, Tensor x)
+Tensor context_heads(const Stream *stream, const Acts *a, Tensor buffer, Tensor x)
 {
-    const ContextExchange *e = &m->exchange;
-    if (m->context == 1)
+    const ContextExchange *e = &stream->exchange;
+    if (stream->context == 1)
         return x;
-    const Tensor packed = exchanged(m, buffer);
-    for (int k = 0, at = 0; k < e->ranges; at += m->context * e->range[k++].count)
-        heads_split(tensor_rows(packed, at, m->context * e->range[k].count),
+    const Tensor packed = exchanged(stream, buffer);
+    for (int k = 0, at = 0; k < e->ranges; at += stream->context * e->range[k++].count)
+        heads_split(tensor_rows(packed, at, stream->context * e->range[k].count),
                     tensor_rows(x, e->range[k].first, e->range[k].count), a->heads);
-    clear_after_documents(m, buffer);
+    clear_after_documents(stream, buffer);
     comm_exchange(buffer, e->whole, packed, e->packed, e->pieces);
     return buffer;
 }
 
-Tensor context_buffer(const Model *m, Tensor buffer, Tensor x)
+Tensor context_buffer(const Stream *stream, Tensor buffer, Tensor x)
 {
-    return m->context == 1 ? x : buffer;
+    return stream->context == 1 ? x : buffer;
 }
 
-void context_tokens(const Model *m, const Acts *a, Tensor x, Tensor buffer)
+void context_tokens(const Stream *stream, const Acts *a, Tensor x, Tensor buffer)
 {
-    const ContextExchange *e = &m->exchange;
-    if (m->context == 1)
+    const ContextExchange *e = &stream->exchange;
+    if (stream->context == 1)
         return;
-    const Tensor packed = exchanged(m, buffer);
+    const Tensor packed = exchanged(stream, buffer);
     comm_exchange(packed, e->packed, buffer, e->whole, e->pieces);
-    for (int k = 0, at = 0; k < e->ranges; at += m->context * e->range[k++].count)
+    for (int k = 0, at = 0; k < e->ranges; at += stream->context * e->range[k++].count)
         heads_join(tensor_rows(x, e->range[k].first, e->range[k].count),
-                   tensor_rows(packed, at, m->context * e->range[k].count), a->heads);
+                   tensor_rows(packed, at, stream->context * e->range[k].count), a->heads);
 }
 
-Attention context_attention(const Model *m, Attention a)
+Attention context_attention(const Stream *stream, Attention a)
 {
-    a.T *= m->context;
-    a.H /= m->context;
-    a.K = a.K > m->context ? a.K / m->context : 1;
+    a.T *= stream->context;
+    a.H /= stream->context;
+    a.K = a.K > stream->context ? a.K / stream->context : 1;
     return a;
 }
 
-const int *context_part(const Model *m, const int *values)
+const int *context_part(const Stream *stream, const int *values)
 {
-    const int first = m->tensor_rank * m->N;
-    if (m->context == 1)
+    const int first = stream->tensor_rank * stream->N;
+    if (stream->context == 1)
         return values + first;
-    const int own = m->attn.T;
-    for (int b = 0; b < m->attn.B; b++)
-        memcpy(m->host_part + (size_t)b * (size_t)own,
-               values + (size_t)b * (size_t)m->T + (size_t)m->context_rank * (size_t)own,
+    const int own = stream->attn.T;
+    for (int b = 0; b < stream->attn.B; b++)
+        memcpy(stream->host_part + (size_t)b * (size_t)own,
+               values + (size_t)b * (size_t)stream->T + (size_t)stream->context_rank * (size_t)own,
                sizeof *values * (size_t)own);
-    return m->host_part + first;
+    return stream->host_part + first;
 }

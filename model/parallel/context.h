@@ -14,29 +14,29 @@
 #include "model/shape/buffers.h"
 
 /* Whether documents of this model may be left out of the exchange. */
-bool context_skips(const Model *m);
+bool context_skips(const Stream *stream);
 /* Whether whole sequences are attended, on one rank or of several. */
-bool context_attends_whole(const Model *m);
+bool context_attends_whole(const Stream *stream);
 
-/* m->exchange; context_divide sets it and m->own_docs for m->docs. context_divide_for_plan: as if
+/* stream->exchange; context_divide sets it and stream->own_docs for stream->docs. context_divide_for_plan: as if
  * all documents were exchanged and were this rank's own. */
-void context_allocate(Model *m);
-void context_free(Model *m);
-void context_divide(Model *m);
-void context_divide_for_plan(Model *m);
+void context_allocate(Stream *stream);
+void context_free(Stream *stream);
+void context_divide(Stream *stream);
+void context_divide_for_plan(Stream *stream);
 
 /* x (N, ...), a tensor of attention, as whole sequences with this rank's heads, in `buffer`. Rows
  * that are not exchanged have no meaning there. */
-Tensor context_heads(const Model *m, const Acts *a, Tensor buffer, Tensor x);
+Tensor context_heads(const Stream *stream, const Acts *a, Tensor buffer, Tensor x);
 
 /* Where attention writes what becomes x; and the way from there to x, of which other rows stay as
  * they are. */
-Tensor context_buffer(const Model *m, Tensor buffer, Tensor x);
-void context_tokens(const Model *m, const Acts *a, Tensor x, Tensor buffer);
+Tensor context_buffer(const Stream *stream, Tensor buffer, Tensor x);
+void context_tokens(const Stream *stream, const Acts *a, Tensor x, Tensor buffer);
 
 /* Attention of whole sequences, with this rank's heads. */
-Attention context_attention(const Model *m, Attention a);
+Attention context_attention(const Stream *stream, Attention a);
 
 /* This rank's N of the (B, T) `values` on the host: its context part of each sequence, in order,
- * and of these its tensor rank's N. They lie in m->host_part, or in `values` itself. */
-const int *context_part(const Model *m, const int *values);
+ * and of these its tensor rank's N. They lie in stream->host_part, or in `values` itself. */
+const int *context_part(const Stream *stream, const int *values);

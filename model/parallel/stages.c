@@ -22,8 +22,8 @@ int stages_head_rank(const ParamStore *store)
 
 void stages_use_set(Model *m, int set)
 {
-    m->unit_acts = m->sets + (size_t)set * (size_t)unit_count(m->config);
-    m->acts = m->unit_acts + unit_of_layer(m->config, 0);
+    m->text.unit_acts = m->text.sets + (size_t)set * (size_t)unit_count(m->text.config);
+    m->text.acts = m->text.unit_acts + unit_of_layer(m->text.config, 0);
 }
 
 static char *amaxes_of(const Model *m, int set, int unit)
@@ -55,7 +55,7 @@ static void receive(const Model *m, const ParamStore *store, Neighbour from, con
     trace_begin("receive", unit);
     comm_receive(x, from);
     if (amax)
-        comm_receive(tensor_at(m->work.dres_amax, (Format){ F32, 0, false }, 1, 1), from);
+        comm_receive(tensor_at(m->text.work.dres_amax, (Format){ F32, 0, false }, 1, 1), from);
     trace_end();
 }
 
@@ -84,24 +84,24 @@ static void send(Model *m, const ParamStore *store, Neighbour to, int unit, Tens
 
 void stages_receive_stream(Model *m, const ParamStore *store, UnitRange units)
 {
-    receive(m, store, PREVIOUS_STAGE, "input", units.first, m->unit_acts[units.first].attn_res,
+    receive(m, store, PREVIOUS_STAGE, "input", units.first, m->text.unit_acts[units.first].attn_res,
             NULL);
 }
 
 void stages_receive_gradient(Model *m, const ParamStore *store, UnitRange units)
 {
-    receive(m, store, NEXT_STAGE, "output's gradient", units.end - 1, m->work.dres,
-            m->work.dres_amax);
+    receive(m, store, NEXT_STAGE, "output's gradient", units.end - 1, m->text.work.dres,
+            m->text.work.dres_amax);
 }
 
 void stages_send_stream(Model *m, const ParamStore *store, UnitRange units)
 {
-    send(m, store, NEXT_STAGE, units.end - 1, m->unit_acts[units.end].attn_res, NULL);
+    send(m, store, NEXT_STAGE, units.end - 1, m->text.unit_acts[units.end].attn_res, NULL);
 }
 
 void stages_send_gradient(Model *m, const ParamStore *store, UnitRange units)
 {
-    send(m, store, PREVIOUS_STAGE, units.first, m->work.dres, m->work.dres_amax);
+    send(m, store, PREVIOUS_STAGE, units.first, m->text.work.dres, m->text.work.dres_amax);
 }
 
 /* This rank's part of a unit that is also on another stage; count 0: there is none to train. */

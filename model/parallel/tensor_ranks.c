@@ -5,32 +5,33 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/trace.h"
 
-void tensor_open(Model *m)
+void tensor_open(Stream *stream)
 {
     ModelConfig *own = xmalloc(sizeof *own);
-    *own = *m->config;
-    own->n_heads /= m->tensor_ranks;
-    own->n_kv_heads /= m->tensor_ranks;
-    own->mlp_width /= m->tensor_ranks;
-    m->config = m->own_config = own;
-    m->exchanges = xcalloc(1, sizeof *m->exchanges);
+    *own = *stream->config;
+    own->n_heads /= stream->tensor_ranks;
+    own->n_kv_heads /= stream->tensor_ranks;
+    own->mlp_width /= stream->tensor_ranks;
+    stream->config = stream->own_config = own;
+    stream->exchanges = xcalloc(1, sizeof *stream->exchanges);
 }
 
-void tensor_close(Model *m)
+void tensor_close(Stream *stream)
 {
-    tensor_unmark(m);
-    free(m->exchanges);
-    free(m->own_config);
+    tensor_unmark(stream);
+    free(stream->exchanges);
+    free(stream->own_config);
 }
 
-Tensor own_rows(const Model *m, Tensor t)
+Tensor own_rows(const Stream *stream, Tensor t)
 {
-    return row_parts(m) == 1 ? t : tensor_rows(t, m->tensor_rank * m->N, m->N);
+    return row_parts(stream) == 1 ? t : tensor_rows(t, stream->tensor_rank * stream->N, stream->N);
 }
 
-Tensor rows_buffer(const Model *m, Tensor t)
+Tensor rows_buffer(const Stream *stream, Tensor t)
 {
-    return row_parts(m) > 1 && format_is_fp8(t.format) ? m->work.own : own_rows(m, t);
+    return row_parts(stream) > 1 && format_is_fp8(t.format) ? stream->work.own
+                                                            : own_rows(stream, t);
 }
 
 /* The scale of t becomes that of all ranks' tokens. A scale grows with the maximum that it is made
@@ -44,25 +45,25 @@ static void share_scale(Tensor t)
 }
 
 /* Begins an exchange: the queue of exchanges continues after all that is queued. */
-static void begin(const Model *m)
+static void begin(const Stream *stream)
 {
-    m->exchanges->ready = device_follow(QUEUE_TENSOR, m->exchanges->ready);
+    stream->exchanges->ready = device_follow(QUEUE_TENSOR, stream->exchanges->ready);
 }
 
-static void end(const Model *m, Exchange e)
+static void end(const Stream *stream, Exchange e)
 {
-    m->exchanges->done[e] = device_mark(m->exchanges->done[e]);
+    stream->exchanges->done[e] = device_mark(stream->exchanges->done[e]);
     device_queue(QUEUE_COMPUTE);
 }
 
-static void wait_for(const Model *m, Exchange e)
+static void wait_for(const Stream *stream, Exchange e)
 {
-    trace_wait(m->exchanges->done[e], "tensor ranks", -1);
+    trace_wait(stream->exchanges->done[e], "tensor ranks", -1);
 }
 
-void tensor_unmark(Model *m)
+void tensor_unmark(Stream *stream)
 {
-    Exchanges *x = m->exchanges;
+    Exchanges *x = stream->exchanges;
     if (!x)
         return;
     device_unmark(x->ready);
@@ -71,9 +72,9 @@ void tensor_unmark(Model *m)
     *x = (Exchanges){ 0 };
 }
 
-static void gather(const Model *m, Tensor t)
+static void gather(const Stream *stream, Tensor t)
 {
-    const Tensor own = own_rows(m, t);
+    const Tensor own = own_rows(stream, t);
     comm_all_gather(t.data, own.data, tensor_numel(own) * dtype_size(own.format.dtype),
                     RANKS_TENSOR);
 }
@@ -86,11 +87,11 @@ static void transpose(Tensor t, Tensor rows)
         quantize_codes(t, rows);
 }
 
-void gather_rows_begin(const Model *m, Tensor t, Tensor x)
+void gather_rows_begin(const Stream *stream, Tensor t, Tensor x)
 {
-    const Tensor own = own_rows(m, t);
+    const Tensor own = own_rows(stream, t);
     const bool encodes = !format_equal(t.format, x.format), fp8 = format_is_fp8(t.format);
-    if (row_parts(m) == 1) {
+    if (row_parts(stream) == 1) {
         quantize(t, x);
         return;
     }
@@ -101,72 +102,74 @@ void gather_rows_begin(const Model *m, Tensor t, Tensor x)
         quantize(own, x);
     else if (x.data != own.data)
         device_copy(own.data, x.data, tensor_bytes(x));
-    begin(m);
+    begin(stream);
     if (fp8) {
         share_scale(own);
         quantize_codes(own, x);
     }
-    gather(m, t);
-    end(m, EXCHANGE_ROWS);
+    gather(stream, t);
+    end(stream, EXCHANGE_ROWS);
 }
 
-void gather_rows_end(const Model *m, Tensor t)
+void gather_rows_end(const Stream *stream, Tensor t)
 {
-    if (row_parts(m) == 1)
+    if (row_parts(stream) == 1)
         return;
-    wait_for(m, EXCHANGE_ROWS);
+    wait_for(stream, EXCHANGE_ROWS);
     transpose(t, t);
 }
 
-void gather_again(const Model *m, Tensor t)
+void gather_again(const Stream *stream, Tensor t)
 {
-    begin(m);
-    gather(m, t);
-    end(m, EXCHANGE_AGAIN);
+    begin(stream);
+    gather(stream, t);
+    end(stream, EXCHANGE_AGAIN);
 }
 
-void complete_again(const Model *m, Tensor t, Tensor wanted)
+void complete_again(const Stream *stream, Tensor t, Tensor wanted)
 {
-    wait_for(m, EXCHANGE_AGAIN);
+    wait_for(stream, EXCHANGE_AGAIN);
     transpose(wanted, t);
 }
 
-Tensor sums_buffer(const Model *m, Tensor y)
+Tensor sums_buffer(const Stream *stream, Tensor y)
 {
-    return m->tensor_ranks == 1 ? y : tensor_rows(m->work.partial, 0, y.rows * row_parts(m));
+    return stream->tensor_ranks == 1
+               ? y
+               : tensor_rows(stream->work.partial, 0, y.rows * row_parts(stream));
 }
 
-Tensor sum_rows(const Model *m, Tensor buffer)
+Tensor sum_rows(const Stream *stream, Tensor buffer)
 {
-    if (row_parts(m) > 1)
-        comm_reduce_scatter(own_rows(m, buffer), buffer, RANKS_TENSOR);
-    else if (m->tensor_ranks > 1)
+    if (row_parts(stream) > 1)
+        comm_reduce_scatter(own_rows(stream, buffer), buffer, RANKS_TENSOR);
+    else if (stream->tensor_ranks > 1)
         comm_all_reduce(buffer, RANKS_TENSOR);
-    return own_rows(m, buffer);
+    return own_rows(stream, buffer);
 }
 
-void sum_rows_begin(const Model *m, Tensor buffer)
+void sum_rows_begin(const Stream *stream, Tensor buffer)
 {
-    begin(m);
-    sum_rows(m, buffer);
-    end(m, EXCHANGE_SUMS);
+    begin(stream);
+    sum_rows(stream, buffer);
+    end(stream, EXCHANGE_SUMS);
 }
 
-Tensor sum_rows_end(const Model *m, Tensor buffer)
+Tensor sum_rows_end(const Stream *stream, Tensor buffer)
 {
-    wait_for(m, EXCHANGE_SUMS);
-    return own_rows(m, buffer);
+    wait_for(stream, EXCHANGE_SUMS);
+    return own_rows(stream, buffer);
 }
 
-void add_rows(const Model *m, Tensor y, Tensor x, Tensor buffer)
+void add_rows(const Stream *stream, Tensor y, Tensor x, Tensor buffer)
 {
     if (y.data == x.data)
-        accumulate(y, sum_rows(m, buffer));
+        accumulate(y, sum_rows(stream, buffer));
     else {
-        if (row_parts(m) > 1)
+        if (row_parts(stream) > 1)
             comm_reduce_scatter(y, buffer, RANKS_TENSOR);
         else
-            quantize(y, sum_rows(m, buffer));
+            quantize(y, sum_rows(stream, buffer));
         accumulate(y, x);
     }
 }

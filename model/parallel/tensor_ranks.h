@@ -17,34 +17,34 @@
 #pragma once
 #include "model/shape/buffers.h"
 
-/* open: with tensor_ranks > 1, m->config becomes that of this rank's part of each block: its heads
+/* open: with tensor_ranks > 1, stream->config becomes that of this rank's part of each block: its heads
  * and its MLP's width. unmark: frees the marks of exchanges, as the watch of a plan must. */
-void tensor_open(Model *m);
-void tensor_close(Model *m);
-void tensor_unmark(Model *m);
+void tensor_open(Stream *stream);
+void tensor_close(Stream *stream);
+void tensor_unmark(Stream *stream);
 
 /* The rows of this rank's tokens in t (tN, ...). */
-Tensor own_rows(const Model *m, Tensor t);
+Tensor own_rows(const Stream *stream, Tensor t);
 
 /* Where this rank's rows of an operand t (tN, C) are written: t's own, or if it is FP8 (N, C) in
  * F32, from which it gets the codes that it has on one rank. */
-Tensor rows_buffer(const Model *m, Tensor t);
+Tensor rows_buffer(const Stream *stream, Tensor t);
 /* t = the rows x (N, C) of all ranks, encoded; x may be its rows_buffer. Not for one rank. Between
  * begin and end other operations overlap the exchange; they may not touch t, nor change x. */
-void gather_rows_begin(const Model *m, Tensor t, Tensor x);
-void gather_rows_end(const Model *m, Tensor t);
+void gather_rows_begin(const Stream *stream, Tensor t, Tensor x);
+void gather_rows_end(const Stream *stream, Tensor t);
 
 /* To recompute an operand t with the scale that it has, not for one rank: gather_again begins to
- * gather own_rows(m, t), complete_again ends that and makes the transpose of `wanted` if that has
+ * gather own_rows(stream, t), complete_again ends that and makes the transpose of `wanted` if that has
  * one. */
-void gather_again(const Model *m, Tensor t);
-void complete_again(const Model *m, Tensor t, Tensor wanted);
+void gather_again(const Stream *stream, Tensor t);
+void complete_again(const Stream *stream, Tensor t, Tensor wanted);
 
 /* Where a layer writes its partial sum of what becomes y; and the sum over ranks, this rank's rows.
  * add_rows, not for one rank: y = that sum + x, where y may be x. begin and end, not for one rank:
  * sum_rows that other operations overlap. */
-Tensor sums_buffer(const Model *m, Tensor y);
-Tensor sum_rows(const Model *m, Tensor buffer);
-void sum_rows_begin(const Model *m, Tensor buffer);
-Tensor sum_rows_end(const Model *m, Tensor buffer);
-void add_rows(const Model *m, Tensor y, Tensor x, Tensor buffer);
+Tensor sums_buffer(const Stream *stream, Tensor y);
+Tensor sum_rows(const Stream *stream, Tensor buffer);
+void sum_rows_begin(const Stream *stream, Tensor buffer);
+Tensor sum_rows_end(const Stream *stream, Tensor buffer);
+void add_rows(const Stream *stream, Tensor y, Tensor x, Tensor buffer);

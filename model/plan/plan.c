@@ -9,9 +9,9 @@
 #include "model/store/param_store_sizes.h"
 
 /* Where there are steps, and scales hold for them. */
-static bool has_scales_of_step(const Model *m)
+static bool has_scales_of_step(const Stream *s)
 {
-    return m->recipe.scales == PER_STEP && !m->forward_only;
+    return s->recipe.scales == PER_STEP && !s->forward_only;
 }
 
 /* arena: the unit's own memory. amaxes: of the scales of FP8 operands, valid for a step.
@@ -20,6 +20,7 @@ static bool has_scales_of_step(const Model *m)
 struct Planner {
     Arena *arena, *amaxes;
     Model *m;
+    Stream *stream; /* to whose units they belong */
     const ParamStore *store;
     bool transposes;
     Keep keep;
@@ -61,7 +62,7 @@ Tensor plan_own(Planner *p, Format f, int cols)
 /* What forward leaves for backward is a block's own, unless backward runs the block again. */
 static bool leaves_own(const Planner *p)
 {
-    return !keep_recomputes(p->keep) && !p->m->forward_only;
+    return !keep_recomputes(p->keep) && !p->stream->forward_only;
 }
 
 static Tensor place(Planner *p, bool is_own, Buffer b, Format f, int cols)
@@ -71,7 +72,7 @@ static Tensor place(Planner *p, bool is_own, Buffer b, Format f, int cols)
 
 static void add_scale_amax(const Planner *p, Tensor *t)
 {
-    if (!has_scales_of_step(p->m) || !format_is_fp8(t->format) || t->format.group)
+    if (!has_scales_of_step(p->stream) || !format_is_fp8(t->format) || t->format.group)
         return;
     t->scale_amax = arena_alloc(p->amaxes, sizeof(float));
     t->scale_reused = &p->m->scales_reused;
@@ -87,13 +88,13 @@ static float *floats(Planner *p, bool is_own, Buffer b, int per_token)
  * They are kept as long as its range. */
 static void add_channels(Planner *p, Tensor *t)
 {
-    Model *m = p->m;
-    if (m->recipe.down_scales != DOWN_CHANNEL || !format_is_fp8(t->format))
+    Stream *s = p->stream;
+    if (s->recipe.down_scales != DOWN_CHANNEL || !format_is_fp8(t->format))
         return;
     t->channel =
-        arena_alloc(has_scales_of_step(m) ? p->amaxes : p->arena, sizeof(float) * (size_t)t->cols);
-    m->down_folded =
-        plan_shared_rows(m, BUFFER_down_folded, t->format, m->config->d_model, t->cols);
+        arena_alloc(has_scales_of_step(s) ? p->amaxes : p->arena, sizeof(float) * (size_t)t->cols);
+    s->down_folded =
+        plan_shared_rows(p->m, BUFFER_down_folded, t->format, s->config->d_model, t->cols);
 }
 
 /* A GEMM operand; the buffer of its transposed copy follows its own in the list. In FP8 forward
@@ -104,7 +105,7 @@ static Tensor operand(Planner *p, bool is_own, Buffer b, Format f, int cols)
         return place(p, is_own, b, f, cols);
     const size_t bytes = (size_t)p->rows * (size_t)cols;
     Tensor t = {
-        .format = f, .rows = p->rows, .cols = cols, .fast = p->m->recipe.fast != FAST_NONE
+        .format = f, .rows = p->rows, .cols = cols, .fast = p->stream->recipe.fast != FAST_NONE
     };
     t.data = is_own && !p->transposes ? arena_alloc(p->arena, bytes) : plan_shared(p->m, b, bytes);
     t.scale = arena_alloc(p->arena, 16);
@@ -123,7 +124,7 @@ static bool same(Tensor a, Format f)
 static Planner of_stream(const Planner *p)
 {
     Planner own = *p;
-    own.rows /= row_parts(p->m);
+    own.rows /= row_parts(p->stream);
     return own;
 }
 
@@ -134,23 +135,23 @@ static Planner of_stream(const Planner *p)
  * place. */
 static bool stream_is_kept(const Planner *p)
 {
-    const Recipe *r = &p->m->recipe;
+    const Recipe *r = &p->stream->recipe;
     return keep_recomputes(p->keep) ||
-           format_equal(p->m->config->norm_after ? r->operand : r->saved, r->stream);
+           format_equal(p->stream->config->norm_after ? r->operand : r->saved, r->stream);
 }
 
 static Tensor place_stream(Planner *p)
 {
-    Model *m = p->m;
-    const bool is_own = stream_is_kept(p) && (!m->forward_only || m->recipe.recompute);
+    Stream *s = p->stream;
+    const bool is_own = stream_is_kept(p) && (!s->forward_only || s->recipe.recompute);
     Planner own = of_stream(p);
-    return place(&own, is_own, BUFFER_attn_res, m->recipe.stream, m->config->d_model);
+    return place(&own, is_own, BUFFER_attn_res, s->recipe.stream, s->config->d_model);
 }
 
 /* Whether a gradient reads the inputs of these layers. */
-static bool reads_input(const Model *m, Linear l)
+static bool reads_input(const Stream *s, Linear l)
 {
-    return m->trains_matrices || adapter_parts(m->config, l).num_parts > 0;
+    return s->trains_matrices || adapter_parts(s->config, l).num_parts > 0;
 }
 
 /* For the MLP of blocks with this `keep`: backward has to find what forward leaves of all tokens,
@@ -158,23 +159,23 @@ static bool reads_input(const Model *m, Linear l)
 static Planner of_mlp(const Planner *p, Keep keep)
 {
     Planner mlp = *p;
-    mlp.rows = mlp_rows(p->m, keep);
+    mlp.rows = mlp_rows(p->stream, keep);
     return mlp;
 }
 
 static void plan_stream(Planner *p, Acts *a)
 {
-    Model *m = p->m;
+    Stream *s = p->stream;
     Planner mlp = of_mlp(p, p->keep), own = of_stream(p), own_mlp = of_stream(&mlp);
-    const Recipe *r = &m->recipe;
-    int C = m->config->d_model;
-    bool after = m->config->norm_after, leaves = leaves_own(p);
+    const Recipe *r = &s->recipe;
+    int C = s->config->d_model;
+    bool after = s->config->norm_after, leaves = leaves_own(p);
     bool keep_h = leaves && (after || p->keep == KEEP_ALL),
          one_h = p->keep == KEEP_INPUTS && !after;
 
     a->attn_res = place_stream(p);
     bool alias_x = !after && format_equal(r->saved, r->stream),
-         alias_h = after && format_equal(r->operand, r->stream) && m->tensor_ranks == 1;
+         alias_h = after && format_equal(r->operand, r->stream) && s->tensor_ranks == 1;
     a->mlp_res = !stream_is_kept(p) ? a->attn_res
                  : leaves           ? plan_own(&own, r->stream, C)
                                     : shared(&own, BUFFER_mlp_res, r->stream, C);
@@ -182,10 +183,10 @@ static void plan_stream(Planner *p, Acts *a)
     a->mlp_x = alias_x ? a->mlp_res : place(&own_mlp, leaves, BUFFER_mlp_x, r->saved, C);
     a->attn_h =
         alias_h ? a->attn_res
-                : operand(p, keep_h && reads_input(m, LINEAR_QKV), BUFFER_attn_h, r->operand, C);
+                : operand(p, keep_h && reads_input(s, LINEAR_QKV), BUFFER_attn_h, r->operand, C);
     a->mlp_h = alias_h ? a->mlp_res
                : one_h ? a->attn_h
-                       : operand(&mlp, keep_h && reads_input(m, LINEAR_GATE_UP), BUFFER_mlp_h,
+                       : operand(&mlp, keep_h && reads_input(s, LINEAR_GATE_UP), BUFFER_mlp_h,
                                  r->operand, C);
     if (one_h && format_is_fp8(r->operand)) {
         /* forward's scale is used again in backward */
@@ -205,20 +206,20 @@ static Tensor att_operand(Planner *p, Tensor att, Format f)
 {
     if (!format_equal(att.format, f))
         return operand(p, false, BUFFER_attn_operand, f, att.cols);
-    att.fast = p->m->recipe.fast != FAST_NONE;
+    att.fast = p->stream->recipe.fast != FAST_NONE;
     att.data_t = p->transposes ? plan_shared(p->m, BUFFER_attn_operand_T, tensor_numel(att)) : NULL;
     return att;
 }
 
 static void plan_acts(Planner *p, Acts *a)
 {
-    Model *m = p->m;
-    const Recipe *r = &m->recipe;
-    const ModelConfig *c = m->config;
+    Stream *s = p->stream;
+    const Recipe *r = &s->recipe;
+    const ModelConfig *c = s->config;
     int HD = c->n_heads * c->head_dim, S = HD + 2 * c->n_kv_heads * c->head_dim, F = c->mlp_width;
     bool leaves = leaves_own(p), changed = c->qk_norm || c->clip_qkv > 0;
     Planner mlp = of_mlp(p, p->keep), own = of_stream(p), own_mlp = of_stream(&mlp);
-    bool leaves_attention = leaves || (p->keep == KEEP_ATTENTION && !m->forward_only);
+    bool leaves_attention = leaves || (p->keep == KEEP_ATTENTION && !s->forward_only);
 
     a->keep = p->keep;
     plan_stream(p, a);
@@ -238,7 +239,7 @@ static void plan_acts(Planner *p, Acts *a)
     a->gate_up_raw = same(a->gate_up_saved, r->stream)
                          ? a->gate_up_saved
                          : shared(&mlp, BUFFER_gate_up_raw, r->stream, 2 * F);
-    const bool keeps_act = p->keep == KEEP_ALL && !m->forward_only && reads_input(m, LINEAR_DOWN);
+    const bool keeps_act = p->keep == KEEP_ALL && !s->forward_only && reads_input(s, LINEAR_DOWN);
     a->swiglu_operand = operand(&mlp, keeps_act, BUFFER_swiglu_operand, r->operand, F);
     add_channels(p, &a->swiglu_operand);
 
@@ -248,7 +249,7 @@ static void plan_acts(Planner *p, Acts *a)
                               : floats(p, leaves, BUFFER_qk_stats,
                                        c->qk_norm == QK_NORM_HEAD ? c->n_heads + c->n_kv_heads : 2);
     a->lse = floats(p, leaves_attention, BUFFER_lse, c->n_heads);
-    a->own_lse = context_skips(m) ? floats(p, leaves_attention, BUFFER_own_lse, c->n_heads) : NULL;
+    a->own_lse = context_skips(s) ? floats(p, leaves_attention, BUFFER_own_lse, c->n_heads) : NULL;
     for (Linear l = 0; l < NUM_LINEARS; l++) {
         const int parts = adapter_parts(c, l).num_parts;
         Planner *of = l < LINEAR_GATE_UP ? p : &mlp;
@@ -262,10 +263,10 @@ static void plan_acts(Planner *p, Acts *a)
  * unless it is an adapter's. All blocks share it, so it has no scale_amax of its own. */
 static Tensor gradient_operand(Planner *p, Buffer b, int cols)
 {
-    Tensor t = operand(p, false, b, p->m->recipe.gradient, cols);
+    Tensor t = operand(p, false, b, p->stream->recipe.gradient, cols);
     t.scale_amax = NULL;
     t.scale_reused = NULL;
-    t.fast = p->m->recipe.fast == FAST_ALL;
+    t.fast = p->stream->recipe.fast == FAST_ALL;
     return t;
 }
 
@@ -274,11 +275,11 @@ static Tensor gradient_operand(Planner *p, Buffer b, int cols)
  * is computed again from gate and up. */
 static Tensor plan_dgate_up(Planner *p, int cols)
 {
-    const Format saved = p->m->recipe.hidden, f = p->m->recipe.gradient;
+    const Format saved = p->stream->recipe.hidden, f = p->stream->recipe.gradient;
     Tensor t = {
-        .format = f, .rows = p->rows, .cols = cols, .fast = p->m->recipe.fast == FAST_ALL
+        .format = f, .rows = p->rows, .cols = cols, .fast = p->stream->recipe.fast == FAST_ALL
     };
-    if (format_is_fp8(f) ? has_scales_of_step(p->m) || !format_is_fp8(saved)
+    if (format_is_fp8(f) ? has_scales_of_step(p->stream) || !format_is_fp8(saved)
                          : !format_equal(saved, f))
         return gradient_operand(p, BUFFER_dgate_up, cols);
     if (format_is_fp8(f)) {
@@ -293,12 +294,12 @@ static Tensor plan_dgate_up(Planner *p, int cols)
  * so. */
 static void plan_gradients(Planner *p, Tensor dgate_up, Tensor dqkv_op)
 {
-    for (int l = 0; l < p->m->L; l++) {
+    for (int l = 0; l < p->stream->L; l++) {
         add_scale_amax(p, &dgate_up);
         add_scale_amax(p, &dqkv_op);
-        for (int set = 0; set < p->m->num_sets; set++) {
+        for (int set = 0; set < p->stream->num_sets; set++) {
             stages_use_set(p->m, set);
-            Acts *a = &p->m->acts[l];
+            Acts *a = &p->stream->acts[l];
             a->dgate_up = dgate_up;
             a->dqkv_op = dqkv_op;
             if (!dgate_up.data)
@@ -313,27 +314,27 @@ static void plan_gradients(Planner *p, Tensor dgate_up, Tensor dqkv_op)
  * than it wants, it takes memory of its own. */
 static void plan_scratch(Model *m)
 {
-    const Attention a = context_attention(m, m->attn);
+    const Attention a = context_attention(&m->text, m->text.attn);
     const size_t tokens = (size_t)a.B * (size_t)((a.T + 127) / 128 * 128),
-                 rows = tokens + (m->documents ? tokens / 8 : 0);
+                 rows = tokens + (m->text.documents ? tokens / 8 : 0);
     const size_t floats = (size_t)((a.D + 63) / 64 * 64) + (size_t)(a.K < a.H ? a.D : 0) + 4;
-    m->attn.scratch_bytes = rows * (size_t)a.H * floats * sizeof(float) + (64 << 10);
-    m->attn.scratch = plan_shared(m, BUFFER_attention, m->attn.scratch_bytes);
+    m->text.attn.scratch_bytes = rows * (size_t)a.H * floats * sizeof(float) + (64 << 10);
+    m->text.attn.scratch = plan_shared(m, BUFFER_attention, m->text.attn.scratch_bytes);
 }
 
 /* For context ranks; forward needs a part of it. */
 static void plan_exchange(Model *m)
 {
-    const Attention own = context_attention(m, m->attn);
-    const int HD = own.H * own.D, S = HD + 2 * own.K * own.D, rows = m->context * m->rows;
-    const Format f = m->recipe.stream;
-    BackwardScratch *t = &m->work;
-    if (m->context == 1)
+    const Attention own = context_attention(&m->text, m->text.attn);
+    const int HD = own.H * own.D, S = HD + 2 * own.K * own.D, rows = m->text.context * m->text.rows;
+    const Format f = m->text.recipe.stream;
+    BackwardScratch *t = &m->text.work;
+    if (m->text.context == 1)
         return;
     t->exchanged = plan_shared_rows(m, BUFFER_exchanged, f, rows, S);
     t->qkv_heads = plan_shared_rows(m, BUFFER_qkv_heads, f, rows, S);
     t->attn_out_heads = plan_shared_rows(m, BUFFER_attn_out_heads, f, rows, HD);
-    if (m->forward_only)
+    if (m->text.forward_only)
         return;
     t->datt_heads = plan_shared_rows(m, BUFFER_datt_heads, f, rows, HD);
     t->dqkv_heads = plan_shared_rows(m, BUFFER_dqkv_heads, f, rows, S);
@@ -342,23 +343,24 @@ static void plan_exchange(Model *m)
 /* For tensor ranks. */
 static void plan_sums(Model *m)
 {
-    if (m->tensor_ranks == 1)
+    if (m->text.tensor_ranks == 1)
         return;
-    if (row_parts(m) > 1 && (format_is_fp8(m->recipe.operand) || format_is_fp8(m->recipe.gradient)))
-        m->work.own =
-            plan_shared_rows(m, BUFFER_own, (Format){ F32, 0, false }, m->N, m->config->d_model);
-    m->work.partial =
-        plan_shared_rows(m, BUFFER_partial, m->recipe.stream, m->rows, m->config->d_model);
+    if (row_parts(&m->text) > 1 &&
+        (format_is_fp8(m->text.recipe.operand) || format_is_fp8(m->text.recipe.gradient)))
+        m->text.work.own = plan_shared_rows(m, BUFFER_own, (Format){ F32, 0, false }, m->text.N,
+                                            m->text.config->d_model);
+    m->text.work.partial = plan_shared_rows(m, BUFFER_partial, m->text.recipe.stream, m->text.rows,
+                                            m->text.config->d_model);
 }
 
 static void plan_work(Planner *p)
 {
-    Model *m = p->m;
-    const Recipe *r = &m->recipe;
-    const ModelConfig *c = m->config;
-    BackwardScratch *t = &m->work;
+    Stream *s = p->stream;
+    const Recipe *r = &s->recipe;
+    const ModelConfig *c = s->config;
+    BackwardScratch *t = &s->work;
     Planner mlp = of_mlp(p, r->keep), own = of_stream(p);
-    const bool alone = m->tensor_ranks == 1;
+    const bool alone = s->tensor_ranks == 1;
     int C = c->d_model, HD = c->n_heads * c->head_dim, S = HD + 2 * c->n_kv_heads * c->head_dim,
         F = c->mlp_width;
 
@@ -376,7 +378,7 @@ static void plan_work(Planner *p)
     plan_gradients(p, plan_dgate_up(&mlp, 2 * F),
                    same(t->dqkv, r->gradient) ? t->dqkv : gradient_operand(p, BUFFER_dqkv_op, S));
     if (r->stream.dtype == BF16)
-        plan_scratch(m);
+        plan_scratch(p->m);
     t->dxa = c->lora.rank ? shared(p, BUFFER_dxa, r->stream, (LORA_PARTS + !alone) * c->lora.rank)
                           : (Tensor){ 0 };
 }
@@ -384,10 +386,10 @@ static void plan_work(Planner *p)
 /* The first block of this stage in which forward leaves what it leaves in block l. */
 static int first_like(const Planner *p, int l)
 {
-    const Recipe *r = &p->m->recipe;
+    const Recipe *r = &p->stream->recipe;
     int first = 0;
     while (recipe_keep(r, first) != recipe_keep(r, l) ||
-           !store_holds(p->store, unit_of_layer(p->m->config, first)))
+           !store_holds(p->store, unit_of_layer(p->stream->config, first)))
         first++;
     return first;
 }
@@ -397,7 +399,7 @@ static int first_like(const Planner *p, int l)
 static void plan_own_memory(Planner *p, int l)
 {
     const Offload *o = &p->m->offload;
-    Acts *a = &p->m->acts[l];
+    Acts *a = &p->stream->acts[l];
     Arena *all = p->arena, slot = { all->memory, o->at + (size_t)a->slot * o->bytes };
     if (o->slots < o->pieces)
         p->arena = &slot;
@@ -412,18 +414,18 @@ static void plan_own_memory(Planner *p, int l)
  * first such. */
 void plan_block(Planner *p, Model *m, int unit)
 {
-    const int l = unit - unit_of_layer(m->config, 0), first = first_like(p, l);
-    p->keep = recipe_keep(&m->recipe, l);
-    if (l == first || !m->forward_only)
+    const int l = unit - unit_of_layer(m->text.config, 0), first = first_like(p, l);
+    p->keep = recipe_keep(&m->text.recipe, l);
+    if (l == first || !m->text.forward_only)
         plan_own_memory(p, l);
     else
-        m->acts[l] = m->acts[first];
+        m->text.acts[l] = m->text.acts[first];
 }
 
 void plan_head_input(Planner *p, Model *m, int unit)
 {
-    p->keep = m->recipe.keep;
-    m->unit_acts[unit].attn_res = place_stream(p);
+    p->keep = m->text.recipe.keep;
+    m->text.unit_acts[unit].attn_res = place_stream(p);
 }
 
 /* The slots, each large enough for any block, if there are fewer than pieces. Sizes are those of
@@ -432,8 +434,8 @@ static void plan_slots(Arena *arena, Model *m)
 {
     Offload *o = &m->offload;
     o->bytes = 0;
-    for (int l = 0; l < m->L; l++)
-        o->bytes = m->acts[l].own_bytes > o->bytes ? m->acts[l].own_bytes : o->bytes;
+    for (int l = 0; l < m->text.L; l++)
+        o->bytes = m->text.acts[l].own_bytes > o->bytes ? m->text.acts[l].own_bytes : o->bytes;
     o->at = whole_256(arena->used);
     if (o->slots < o->pieces)
         arena->used = o->at + (size_t)o->slots * o->bytes;
@@ -443,8 +445,8 @@ static void plan_slots(Arena *arena, Model *m)
  * what it reads. */
 static void plan_output(Planner *p, int u)
 {
-    p->keep = recipe_keep(&p->m->recipe, u - unit_of_layer(p->m->config, 0));
-    p->m->unit_acts[u].attn_res = place_stream(p);
+    p->keep = recipe_keep(&p->stream->recipe, u - unit_of_layer(p->stream->config, 0));
+    p->stream->unit_acts[u].attn_res = place_stream(p);
 }
 
 /* In how many sets unit u has buffers: as many as its chunk has micro-batches in flight, or the
@@ -452,9 +454,9 @@ static void plan_output(Planner *p, int u)
 static int sets_of(const Model *m, const ParamStore *store, int u)
 {
     for (int chunk = 0; chunk < store->pipe.chunks; chunk++) {
-        const UnitRange units = pipeline_units(&store->pipe, m->config, chunk);
+        const UnitRange units = pipeline_units(&store->pipe, m->text.config, chunk);
         if (u >= units.first && u <= units.end)
-            return m->forward_only ? 1 : pipeline_in_flight(&store->pipe, chunk);
+            return m->text.forward_only ? 1 : pipeline_in_flight(&store->pipe, chunk);
     }
     return 0;
 }
@@ -481,17 +483,24 @@ static void plan_unit(Planner *p, int u)
 
 static void plan_outgoing(Planner *p)
 {
-    Model *m = p->m;
+    Stream *s = p->stream;
     Planner own = of_stream(p);
     for (Neighbour n = 0; n < NUM_NEIGHBOURS && p->store->pipe.stages > 1; n++) {
-        m->outgoing[n].stream = plan_own(&own, m->recipe.stream, m->config->d_model);
-        m->outgoing[n].amax = tensor_alloc(p->arena, (Format){ F32, 0, false }, 1, 1);
+        p->m->outgoing[n].stream = plan_own(&own, s->recipe.stream, s->config->d_model);
+        p->m->outgoing[n].amax = tensor_alloc(p->arena, (Format){ F32, 0, false }, 1, 1);
     }
 }
 
 void plan_units(Arena *arena, Arena *amaxes, Model *m, const ParamStore *store)
 {
-    Planner planner = { arena, amaxes, m, store, m->trains_matrices, m->recipe.keep, m->rows },
+    Planner planner = { arena,
+                        amaxes,
+                        m,
+                        &m->text,
+                        store,
+                        m->text.trains_matrices,
+                        m->text.recipe.keep,
+                        m->text.rows },
             *p = &planner;
     const int last = p->store->num_units - 1;
     const size_t before = p->arena->used;
@@ -499,11 +508,11 @@ void plan_units(Arena *arena, Arena *amaxes, Model *m, const ParamStore *store)
     plan_slots(p->arena, m);
     for (int u = 0; u < last; u++)
         plan_unit(p, u);
-    m->bytes.blocks = m->forward_only ? 0 : p->arena->used - before;
+    m->bytes.blocks = m->text.forward_only ? 0 : p->arena->used - before;
     plan_unit(p, last);
     plan_outgoing(p);
     plan_exchange(m);
     plan_sums(m);
-    if (!m->forward_only)
+    if (!m->text.forward_only)
         plan_work(p);
 }

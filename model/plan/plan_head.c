@@ -32,9 +32,9 @@ static void plan_head_operands(Arena *arena, Model *m)
 {
     const Format e4m3 = { E4M3, 0, false };
     const int chunk = fp8_padded(m->logits.rows), V = fp8_padded(m->logits.cols),
-              C = m->config->d_model;
+              C = m->text.config->d_model;
     const size_t bytes = (size_t)chunk * (size_t)V, logits = tensor_bytes(m->logits);
-    m->dlogits = head_operand(arena, m, BUFFER_dlogits, m->recipe.head, chunk, V);
+    m->dlogits = head_operand(arena, m, BUFFER_dlogits, m->text.recipe.head, chunk, V);
     m->dlogits.data_t = plan_shared(m, BUFFER_logits, bytes > logits ? bytes : logits);
     m->head_h = head_operand(arena, m, BUFFER_head_h, e4m3, chunk, C);
     m->head_h.data_t = plan_shared(m, BUFFER_head_h_T, (size_t)chunk * (size_t)C);
@@ -45,19 +45,22 @@ static void plan_head_operands(Arena *arena, Model *m)
 
 void plan_head(Arena *arena, Model *m, const Config *c)
 {
-    const bool fp8 = format_is_fp8(m->recipe.head) && !m->forward_only;
-    int N = m->N;
+    const bool fp8 = format_is_fp8(m->text.recipe.head) && !m->text.forward_only;
+    int N = m->text.N;
     m->final_stats = arena_alloc(arena, 2 * sizeof(float) * N);
-    m->final_h = plan_shared_rows(m, BUFFER_final_h, m->recipe.stream, m->N, c->model.d_model);
-    m->logits = plan_shared_rows(m, BUFFER_logits, m->recipe.stream, loss_chunk(c, N, fp8),
+    m->final_h =
+        plan_shared_rows(m, BUFFER_final_h, m->text.recipe.stream, m->text.N, c->model.d_model);
+    m->logits = plan_shared_rows(m, BUFFER_logits, m->text.recipe.stream, loss_chunk(c, N, fp8),
                                  c->model.embedding_size);
     if (fp8)
         plan_head_operands(arena, m);
     m->targets = arena_alloc(arena, sizeof(int) * N);
     m->sorted = arena_alloc(arena, sizeof *m->sorted * N);
-    m->doc_start = arena_alloc(arena, sizeof(int) * ((size_t)m->rows * (size_t)m->context + 1));
-    m->own_doc_start =
-        context_skips(m) ? arena_alloc(arena, sizeof(int) * ((size_t)m->rows + 1)) : NULL;
+    m->text.doc_start =
+        arena_alloc(arena, sizeof(int) * ((size_t)m->text.rows * (size_t)m->text.context + 1));
+    m->text.own_doc_start = context_skips(&m->text)
+                                ? arena_alloc(arena, sizeof(int) * ((size_t)m->text.rows + 1))
+                                : NULL;
     m->losses = arena_alloc(arena, 2 * sizeof(float) * N);
     m->sums = arena_alloc(arena, 2 * sizeof(float));
 }

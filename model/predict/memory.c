@@ -128,7 +128,7 @@ static int most_slots(Model *m, ParamStore *store, const Config *c, ShardChoice 
 {
     const double most = most_planned(c), all = bytes_in(m, store, c, p);
     const int pieces = m->offload.pieces, least = offload_least_slots(m);
-    if (c->host.activations == HOST_NEVER || m->forward_only)
+    if (c->host.activations == HOST_NEVER || m->text.forward_only)
         return 0;
     if (c->host.activations == HOST_ALL)
         return pieces > least ? least : 0;
@@ -214,7 +214,8 @@ void memory_plan_stage(Model *m, ParamStore *store, const Config *c, int stage)
 {
     enum { TILE = 16384 }; /* GEMMs with this number of rows are as fast as larger ones */
     plan_with(m, store, c, stage, c->mlp_tile);
-    if (c->mlp_tile > 0 || !recipe_recomputes(&c->recipe) || m->rows <= TILE || m->tensor_ranks > 1)
+    if (c->mlp_tile > 0 || !recipe_recomputes(&c->recipe) || m->text.rows <= TILE ||
+        m->text.tensor_ranks > 1)
         return;
     if (agree_least((double)model_planned_bytes(m, store) <= most_planned(c)))
         return;
@@ -256,7 +257,7 @@ static void __attribute__((format(printf, 2, 3))) add_item(Items *l, const char 
 /* How often: what is done, in some units once per step. */
 static void add_gathering(Items *l, const Model *m, const ParamStore *store, const char *what)
 {
-    const char *once = m->forward_only ? "once" : "once per step";
+    const char *once = m->text.forward_only ? "once" : "once per step";
     if (store->resident > 0 && store->resident < store->num_units)
         add_item(l, "%s %s in %d of %d units (else for each pass)", what, once, store->resident,
                  store->num_units);
@@ -272,7 +273,7 @@ static void print_sharding(const Model *m, const ParamStore *store, const Config
               shards = store->shards * store->tensor_ranks;
     const int groups = ranks / pipeline_stages(&c->strategy) / shards;
     bool copies = false;
-    for (int u = unit_of_layer(m->config, 0); u < store->num_units - 1; u++)
+    for (int u = unit_of_layer(m->text.config, 0); u < store->num_units - 1; u++)
         copies |= store->plan[u].weights != NULL;
     if (ranks == 1 && !copies)
         return;
@@ -286,7 +287,7 @@ static void print_sharding(const Model *m, const ParamStore *store, const Config
         add_item(&l, "%d ranks compute each layer together", store->tensor_ranks);
     if (shards > 1 || copies)
         add_gathering(&l, m, store, shards > 1 ? "weights gathered" : "operands made");
-    if (shards > 1 && !m->forward_only)
+    if (shards > 1 && !m->text.forward_only)
         add_item(&l, "gradients summed %s",
                  store->sum_once ? "once per step" : "with every micro-batch");
     putchar('\n');
@@ -305,7 +306,8 @@ static void print_host(const Model *m, const ParamStore *store)
     Items l = { printf("on the host, GiB:"), false };
     if (offload_host_bytes(m) > 0)
         add_item(&l, "activations of %d of %d blocks%s %.3f", m->offload.leaving, m->offload.pieces,
-                 m->num_sets > 1 ? " x micro-batches" : "", gib((double)offload_host_bytes(m)));
+                 m->text.num_sets > 1 ? " x micro-batches" : "",
+                 gib((double)offload_host_bytes(m)));
     for (Hosted h = 0; h < NUM_HOSTED; h++) {
         int units = 0;
         for (int u = 0; u < store->num_units; u++)
@@ -369,9 +371,9 @@ static Sizes sizes_of(const ParamStore *store)
 static void print_model(const Model *m, const Sizes *z)
 {
     printf("model: %.4g M parameters", (double)(z->trained + z->untrained) / 1e6);
-    if (z->untrained > 0 && !m->forward_only)
+    if (z->untrained > 0 && !m->text.forward_only)
         printf(", of which %.4g M are trained", (double)z->trained / 1e6);
-    printf(", %d blocks of width %d\n", m->L, m->config->d_model);
+    printf(", %d blocks of width %d\n", m->text.L, m->text.config->d_model);
 }
 
 /* What a run prints. */
@@ -403,21 +405,21 @@ static void print_details(const Model *m, const ParamStore *store, const Config 
 {
     const PlanBytes *b = &m->bytes;
     const double weights = gib((double)store_weight_bytes(store));
-    printf("micro-batch %d x %d tokens\n", m->attn.B, m->T);
-    recipe_print(&m->recipe);
-    if (!m->forward_only)
-        print_optimizer(store->optimizer, &m->recipe);
+    printf("micro-batch %d x %d tokens\n", m->text.attn.B, m->text.T);
+    recipe_print(&m->text.recipe);
+    if (!m->text.forward_only)
+        print_optimizer(store->optimizer, &m->text.recipe);
     Items l = { store->pipe.stages > 1
                     ? printf("memory plan of a rank of stage %d, GiB:", store->pipe.stage)
                     : printf("memory plan of a rank, GiB:"),
                 false };
-    if (m->forward_only) {
+    if (m->text.forward_only) {
         add_item(&l, "weights %.3f", gib((double)z->frozen));
         add_item(&l, "gathered or rounded again %.3f", weights);
         add_item(&l, "activations of one block %.3f", gib((double)b->work));
         add_item(&l, "head %.3f", gib((double)b->head));
         if (b->cache > 0)
-            add_item(&l, "keys and values of %d tokens %.3f", m->P, gib((double)b->cache));
+            add_item(&l, "keys and values of %d tokens %.3f", m->text.P, gib((double)b->cache));
     } else {
         add_item(&l, "master %.3f", gib((double)z->master));
         if (z->untrained > 0)
@@ -426,13 +428,13 @@ static void print_details(const Model *m, const ParamStore *store, const Config 
         add_item(&l, "gradients %.3f", gib((double)store_grad_bytes(store)));
         add_item(&l, "moments %.3f", gib((double)z->moments));
         add_item(&l, "activations %.3f (%.1f kB per token and block)", gib((double)b->blocks),
-                 (double)b->blocks / m->offload.slots / 1e3 / m->N);
+                 (double)b->blocks / m->offload.slots / 1e3 / m->text.N);
         add_item(&l, "work %.3f", gib((double)b->work));
         add_item(&l, "head and loss %.3f", gib((double)b->head));
     }
     printf("; total %.3f of %.1f\n", gib((double)model_planned_bytes(m, store)),
            gib(memory_of_device(c)));
-    if (!m->forward_only)
+    if (!m->text.forward_only)
         printf("while a checkpoint is written, up to %.3f GiB of host memory besides\n",
                gib((double)memory_of_snapshot(store, c)));
 }
@@ -446,8 +448,8 @@ void memory_print(const Model *m, const ParamStore *store, const Config *c)
     (c->dry_run ? print_details : print_plan)(m, store, c, &z);
     print_sharding(m, store, c);
     print_host(m, store);
-    if (recipe_recomputes(&m->recipe) && m->tile < m->rows)
-        printf("the MLP in tiles of %d tokens, where backward runs it again\n", m->tile);
+    if (recipe_recomputes(&m->text.recipe) && m->text.tile < m->text.rows)
+        printf("the MLP in tiles of %d tokens, where backward runs it again\n", m->text.tile);
 }
 
 /* All ranks must see the same free host memory: after one allocates, another would see less. So
@@ -455,8 +457,9 @@ void memory_print(const Model *m, const ParamStore *store, const Config *c)
 void memory_check_host(const Model *m, const ParamStore *store, const Config *c)
 {
     const double moved = memory_of_host(m, store),
-                 snapshot =
-                     c->save_folder && !m->forward_only ? (double)memory_of_snapshot(store, c) : 0;
+                 snapshot = c->save_folder && !m->text.forward_only
+                                ? (double)memory_of_snapshot(store, c)
+                                : 0;
     const double left =
         agree_any(moved > 0) ? agree_least(host_memory_left("") / comm_local_size()) : INFINITY;
     if (moved > 0 && moved + snapshot > left)

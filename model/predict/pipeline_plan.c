@@ -51,7 +51,7 @@ static void print_stage(const Config *c, const Model *m, const ParamStore *store
     }
     if (c->model.weight_tying && m->has_head)
         printf(", which is %s", unit_name(&c->model, unit_of_head_matrix(&c->model), first));
-    const int saved = m->forward_only ? 0 : in_flight(&store->pipe);
+    const int saved = m->text.forward_only ? 0 : in_flight(&store->pipe);
     if (saved > 0)
         printf("; activations of %d micro-batch%s%s", saved, saved > 1 ? "es" : "",
                store->pipe.chunks > 1 ? ", each in one row" : "");

@@ -150,15 +150,15 @@ static bool record(void *recorder, const Operation *o)
 /* As train.c's. */
 static void step(Model *m, ParamStore *store, const Config *c, Recorder *w, int micro_batches)
 {
-    const size_t numel = (size_t)micro_batches * (size_t)m->attn.B * (size_t)m->T;
+    const size_t numel = (size_t)micro_batches * (size_t)m->text.attn.B * (size_t)m->text.T;
     int *tokens = xcalloc(numel, sizeof *tokens);
     uint8_t *begins = xcalloc(numel, sizeof *begins);
-    for (size_t i = 0; i < numel; i += (size_t)m->T)
+    for (size_t i = 0; i < numel; i += (size_t)m->text.T)
         begins[i] = 1;
     fsdp_empty_grads(store);
     model_zero_losses(m);
-    model_micro_batches(m, store, tokens, tokens, m->documents ? begins : NULL, micro_batches, 1,
-                        (float)c->z_loss, PASS_COMPLETE);
+    model_micro_batches(m, store, tokens, tokens, m->text.documents ? begins : NULL, micro_batches,
+                        1, (float)c->z_loss, PASS_COMPLETE);
     w->unit = UNIT_UPDATE;
     for (; w->open < w->r->count; w->open++)
         w->r->event[w->open].unit = UNIT_UPDATE;

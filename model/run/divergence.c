@@ -63,11 +63,11 @@ static bool gives_finite_step(Run *r)
 {
     const Batch *b = &r->batch;
     const float tokens =
-        (float)r->model.attn.B * (float)r->model.T * (float)comm_group_size(RANKS_DATA);
+        (float)r->model.text.attn.B * (float)r->model.text.T * (float)comm_group_size(RANKS_DATA);
     watchdog_mark("forward and backward after the last update", -1);
     fsdp_empty_grads(&r->store);
     model_zero_losses(&r->model);
-    model_use_images(&r->model, batch_images(b, 0, r->model.T));
+    model_use_images(&r->model, batch_images(b, 0, r->model.text.T));
     model_micro_batch(&r->model, &r->store, b->tokens, b->targets, pieces_begins(r, b), 1 / tokens,
                       (float)r->config->z_loss, PASS_COMPLETE);
     watchdog_mark_together("reading its loss and gradient norm", -1);

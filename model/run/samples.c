@@ -85,7 +85,7 @@ static int next_token(Samples *s, Model *m, ParamStore *store, int row)
     if (!m->has_head)
         return -1;
     model_logits(m, store, row, s->logits);
-    return sample_token(s->logits, m->config->vocab_size, &greedy, 0);
+    return sample_token(s->logits, m->text.config->vocab_size, &greedy, 0);
 }
 
 /* Adds a token to texts first .. first + count - 1, at most attn.B, as sequences of a micro-batch;
@@ -93,7 +93,7 @@ static int next_token(Samples *s, Model *m, ParamStore *store, int row)
  * token. */
 static bool pass(Samples *s, Model *m, ParamStore *store, int first, int count, int *batch)
 {
-    const int T = m->T, own = m->attn.T;
+    const int T = m->text.T, own = m->text.attn.T;
     bool any = false;
     for (int i = first; i < first + count; i++)
         any |= !s->over[i];
@@ -110,9 +110,10 @@ static bool pass(Samples *s, Model *m, ParamStore *store, int first, int count, 
             continue;
         /* of all tensor ranks */
         const int last = s->length[i] - 1, row = (i - first) * own + last % own;
-        const int owner = stages_head_rank(store) + last / own * row_parts(m) + row / m->N;
+        const int owner =
+            stages_head_rank(store) + last / own * row_parts(&m->text) + row / m->text.N;
         stages_enter(store);
-        int token = next_token(s, m, store, row % m->N);
+        int token = next_token(s, m, store, row % m->text.N);
         watchdog_leave_stage();
         comm_broadcast(&token, sizeof token, owner);
         add_token(s, i, token);
@@ -149,9 +150,9 @@ bool samples_write(Samples *s, Model *m, ParamStore *store, Log *l, long step,
 {
     if (!s)
         return false;
-    const int B = m->attn.B;
+    const int B = m->text.attn.B;
     bool cut = false;
-    int *batch = xcalloc((size_t)B * (size_t)m->T, sizeof *batch);
+    int *batch = xcalloc((size_t)B * (size_t)m->text.T, sizeof *batch);
     log_pause(l);
     begin(s);
     for (int first = 0; first < s->prompts.count && !cut; first += B)

@@ -95,7 +95,7 @@ static void set_stats(Telemetry *t, const char *kind, const char *where, const S
 
 static size_t measured_rows(const Model *m)
 {
-    return m->N < ROWS ? (size_t)m->N : ROWS;
+    return m->text.N < ROWS ? (size_t)m->text.N : ROWS;
 }
 
 static double *first_rows(const Telemetry *t, Tensor x)
@@ -176,20 +176,21 @@ static void measure_outliers(Telemetry *t, int l, Tensor stored, const double *a
 
 static void measure_block(Telemetry *t, int l, const UnitTensors *w)
 {
-    const Acts *a = &t->model->acts[l];
+    const Acts *a = &t->model->text.acts[l];
     const int h0 = a->attn_h.data == a->mlp_h.data ? LOST : 0;
     double *input = t->input,
            *middle = a->mlp_res.data == a[1].attn_res.data ? NULL : first_rows(t, a->mlp_res);
     t->input = NULL;
     if (t->config->model.norm_after) {
-        const bool sums = t->model->tensor_ranks > 1; /* the branches are in one place */
+        const bool sums = t->model->text.tensor_ranks > 1; /* the branches are in one place */
         activation(t, "x0", l, a->attn_x,
                    sums || a->attn_branch.data == a->mlp_branch.data
                        ? NULL
                        : first_rows(t, a->attn_branch),
                    0);
         activation(t, "x1", l, a->mlp_x,
-                   first_rows(t, sums ? own_rows(t->model, t->model->work.partial) : a->mlp_branch),
+                   first_rows(t, sums ? own_rows(&t->model->text, t->model->text.work.partial)
+                                      : a->mlp_branch),
                    0);
         activation(t, "h0", l, a->attn_h, input, h0);
         activation(t, "h1", l, a->mlp_h, middle, 0);
@@ -221,7 +222,7 @@ static void observe(void *observer, int unit, const UnitTensors *w)
     t->measured[unit] |= w != NULL;
     if (shape[unit + 1].kind->is_layer && !t->measured[unit + 1]) {
         free(t->input);
-        t->input = first_rows(t, m->unit_acts[unit + 1].attn_res);
+        t->input = first_rows(t, m->text.unit_acts[unit + 1].attn_res);
     } else if (unit + 2 == t->store->num_units)
         m->observe = NULL; /* one micro-batch is enough */
 }
@@ -468,7 +469,7 @@ Telemetry *telemetry_open(const Config *c, Model *m, const ParamStore *store, Lo
                       .model = m,
                       .store = store,
                       .log = log,
-                      .warned = xcalloc((size_t)m->L, sizeof *t->warned),
+                      .warned = xcalloc((size_t)m->text.L, sizeof *t->warned),
                       .measured = xcalloc((size_t)store->num_units, sizeof *t->measured),
                       .measures = in_stage < store->tensor_ranks };
     return t;
@@ -509,7 +510,7 @@ void telemetry_write(Telemetry *t, double grad_scale)
     const bool adam = store->optimizer->is_adam;
     memset(&t->all, 0, sizeof t->all);
     for (int u = 0; u < store->num_units && t->measures && store->tensor_rank == 0; u++) {
-        if (pipeline_stage_of(&store->pipe, t->model->config, u) != store->pipe.stage)
+        if (pipeline_stage_of(&store->pipe, t->model->text.config, u) != store->pipe.stage)
             continue;
         if (adam)
             measure_moments(t, u, grad_scale);
@@ -522,7 +523,7 @@ void telemetry_write(Telemetry *t, double grad_scale)
         set_optimizer(t);
     if (t->log) /* rank 0, which knows the blocks of all stages now */
         outliers_watch_line(t->warned, t->step, t->config->model.n_layers, t->line,
-                            &t->model->recipe, t->config->model.lora.rank > 0);
+                            &t->model->text.recipe, t->config->model.lora.rank > 0);
     log_object(t->log, t->line);
     t->line = NULL;
 }

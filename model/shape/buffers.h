@@ -77,6 +77,67 @@ typedef struct {
     double *exchanged; /* [c] each rank's tokens of the other documents */
 } ContextExchange;
 
+/* What is done on the queue of exchanges between tensor ranks while a block computes
+ * (tensor_ranks.h): rows are gathered, rows made again are, sums are there. */
+typedef enum { EXCHANGE_ROWS, EXCHANGE_AGAIN, EXCHANGE_SUMS, NUM_EXCHANGES } Exchange;
+typedef struct {
+    DeviceMark *ready, *done[NUM_EXCHANGES];
+} Exchanges;
+
+/* Rows that pass through blocks, and how these compute them: of one width and one attention. A
+ * model's text is one. */
+typedef struct {
+    const ModelConfig
+        *config; /* of the blocks: with tensor ranks with this rank's heads and MLP width */
+    ModelConfig *own_config; /* then the memory of config; else NULL */
+    Recipe recipe;
+    float lora_scale;     /* of adapters */
+    bool forward_only;    /* nothing is kept for a backward pass, and there is no `work` */
+    bool trains_matrices; /* of blocks: false if only adapters are trained */
+
+    /* sizes */
+    int L, N; /* blocks; rows of a micro-batch, this rank's */
+    /* tN: rows in blocks' layers and attention, those of t tensor ranks; N while generating */
+    int rows;
+    /* rows of a tile of the MLP, in blocks whose MLP backward runs again; `rows`: no tiles */
+    int tile;
+    int T;                     /* tokens of a sequence */
+    int context, context_rank; /* ranks that share sequences; which part is this rank's */
+    /* ranks that compute layers together; which part is this rank's */
+    int tensor_ranks, tensor_rank;
+    Exchanges *exchanges; /* with tensor ranks; else NULL */
+    int P;                /* positions that a token can have: T, or more with caches */
+    int last;             /* with caches: the row of the last token */
+
+    /* attention */
+    /* what blocks have in common; its B: every micro-batch's; its T: this rank's part */
+    Attention attn;
+    bool documents; /* attention stays inside documents */
+    /* of whole sequences; with context ranks those that stay in one part are left out */
+    Documents docs;
+    /* with context ranks: of this rank's part; those that are exchanged are left out; count 0:
+     * none */
+    Documents own_docs;
+    ContextExchange exchange;
+    int *doc_start, *own_doc_start; /* (B*T + 1), (B*T/c + 1): device memory */
+    int *host_doc_start;            /* (B*T + 1) host memory */
+    int *host_part;                 /* (tN) host memory: see context_part */
+    float *rope[NUM_ROTATIONS];     /* (P, D/2, 2) cosine and sine; NULL: no block has them */
+
+    /* activations */
+    /* [units] of the micro-batch at work; those that are no block use attn_res, where they read the
+     * stream */
+    Acts *unit_acts;
+    Acts *acts; /* those of the first block on */
+    /* [num_sets][units]: unit_acts is one of them. Micro-batch i of a stage's chunk with n in
+     * flight (pipeline.h) has set i % n */
+    Acts *sets;
+    int num_sets;
+    BackwardScratch work;
+    /* (C, F) a block's down with the factors of swiglu_operand's columns: matmul's operand */
+    Tensor down_folded;
+} Stream;
+
 /* Device memory for one block's saved activations at a time: what was in it is on its way to the
  * host, or the next is on its way back, and the compute queue has not waited for that yet. */
 typedef struct {
@@ -100,13 +161,6 @@ typedef struct {
     BlockPass *pass;
     int passes, next; /* ... of which `next` comes next */
 } Offload;
-
-/* What is done on the queue of exchanges between tensor ranks while a block computes
- * (tensor_ranks.h): rows are gathered, rows made again are, sums are there. */
-typedef enum { EXCHANGE_ROWS, EXCHANGE_AGAIN, EXCHANGE_SUMS, NUM_EXCHANGES } Exchange;
-typedef struct {
-    DeviceMark *ready, *done[NUM_EXCHANGES];
-} Exchanges;
 
 /* What is on its way to a neighbouring stage (stages.h): the stream or its gradient, and with the
  * gradient its amax, or NULL. */
@@ -141,48 +195,10 @@ typedef struct {
 } PlanBytes;
 
 typedef struct Model {
-    const ModelConfig *config;
-    Recipe recipe;
-    /* what blocks have in common; its B: every micro-batch's; its T: this rank's part */
-    Attention attn;
-    /* of whole sequences; with context ranks those that stay in one part are left out */
-    Documents docs;
-    /* with context ranks: of this rank's part; those that are exchanged are left out; count 0:
-     * none */
-    Documents own_docs;
-    ContextExchange exchange;
-    /* with tensor ranks: config, which has this rank's heads and MLP width; else NULL */
-    ModelConfig *own_config;
-
-    /* sizes */
-    int L, N; /* blocks; tokens of a micro-batch, this rank's */
-    /* tN: tokens in blocks' layers and attention, those of t tensor ranks; N while generating */
-    int rows;
-    /* tokens of a tile of the MLP, in blocks whose MLP backward runs again; rows: no tiles */
-    int tile;
-    int T;                     /* tokens of a sequence */
-    int context, context_rank; /* ranks that share sequences; which part is this rank's */
-    /* ranks that compute layers together; which part is this rank's */
-    int tensor_ranks, tensor_rank;
-    Exchanges *exchanges; /* with tensor ranks; else NULL */
-    int P;                /* positions that a token can have: T, or more with caches */
-    int last;             /* with caches: the row of the last token */
-
-    /* activations */
-    /* [units] of the micro-batch at work; those that are no block use attn_res, where they read the
-     * stream */
-    Acts *unit_acts;
-    Acts *acts; /* those of the first block on */
-    /* [num_sets][units]: unit_acts is one of them. Micro-batch i of a stage's chunk with n in
-     * flight (pipeline.h) has set i % n */
-    Acts *sets;
-    int num_sets;
-    BackwardScratch work;
+    Stream text;
     Offload offload;
     ImageBuffers image;
     ImageRows images; /* of the next batch: see model_use_images */
-    /* (C, F) a block's down with the factors of swiglu_operand's columns: matmul's operand */
-    Tensor down_folded;
     Outgoing outgoing[NUM_NEIGHBOURS];
 
     /* the head */
@@ -195,34 +211,25 @@ typedef struct Model {
     /* (chunk, C), (V, C) then: E4M3 operands, of the weight only the transpose; in these three
      * chunk and V are padded: fp8_padded */
     Tensor head_h, head_w;
+    bool has_head; /* this rank's stage ends with the head, which makes the losses */
 
-    /* the batch, its losses, and rotations of its positions */
-    /* (N), (B*T + 1), (B*T/c + 1): device memory */
-    int *targets, *doc_start, *own_doc_start;
-    float *losses;              /* (2, N) cross entropy and z-loss per token */
-    float *sums;                /* [2] their sums since model_zero_losses */
-    float *rope[NUM_ROTATIONS]; /* (P, D/2, 2) cosine and sine; NULL: no block has them */
-    TokenAt *sorted;            /* (N) the tokens as the embedding wants them */
-    int *host_doc_start;        /* (B*T + 1) host memory */
-    int *host_part;             /* (tN) host memory: see context_part */
-    TokenAt *host_sorted;       /* (N) host memory */
+    /* the batch and its losses */
+    int *targets;         /* (N) device memory */
+    TokenAt *sorted;      /* (N) the tokens as the embedding wants them */
+    TokenAt *host_sorted; /* (N) host memory */
+    float *losses;        /* (2, N) cross entropy and z-loss per token */
+    float *sums;          /* [2] their sums since model_zero_losses */
 
-    /* how it computes */
     /* this step has had a micro-batch: its operands' scale_amax are known, ... */
     bool in_step;
     bool scales_reused; /* ... and valid for this one */
-    bool has_head;      /* this rank's stage ends with the head, which makes the losses */
-    bool forward_only;  /* nothing is kept for a backward pass, and there is no `work` */
-    /* what blocks share keeps its values until `observe` has seen a block */
-    bool observed;
-    bool documents;       /* attention stays inside documents */
-    bool trains_matrices; /* of blocks: false if only adapters are trained */
-    float lora_scale;     /* of adapters */
-    /* unless NULL: called in forward after each unit but the */
+
+    /* unless NULL: called in forward after each unit but the head, with its weights (NULL: it is
+     * another stage's, and its output has come); if `observed`, memory that blocks share holds its
+     * values, since it keeps them until then */
     void (*observe)(void *observer, int unit, const UnitTensors *w);
-    /* head, with its weights (NULL: it is another stage's, and its output has come); if `observed`,
-     * memory that blocks share holds its values */
     void *observer;
+    bool observed;
 
     /* memory */
     PlanBytes bytes; /* of device memory, by purpose */
@@ -240,14 +247,14 @@ typedef struct Model {
 
 /* In how many parts tokens are between layers: the tensor ranks; 1 while generating, where each of
  * them has all. */
-static inline int row_parts(const Model *m)
+static inline int row_parts(const Stream *s)
 {
-    return m->tensor_ranks == 1 ? 1 : m->rows / m->N;
+    return s->tensor_ranks == 1 ? 1 : s->rows / s->N;
 }
 
 /* Rows of the buffers of the MLP (gate, up, SwiGLU and their gradients) in a block with this
  * `keep`: a tile, or all. */
-static inline int mlp_rows(const Model *m, Keep keep)
+static inline int mlp_rows(const Stream *s, Keep keep)
 {
-    return keep_recomputes(keep) ? m->tile : m->rows;
+    return keep_recomputes(keep) ? s->tile : s->rows;
 }

@@ -124,7 +124,7 @@ typedef struct UnitKind {
     const ParamRow *params;
     int num_params;
 
-    /* Places its buffers in m->unit_acts[u]; the unit reads the stream in attn_res. NULL: it reads
+    /* Places its buffers in m->text.unit_acts[u]; the unit reads the stream in attn_res. NULL: it reads
      * no stream. */
     void (*plan)(struct Planner *p, struct Model *m, int u);
 
@@ -132,7 +132,7 @@ typedef struct UnitKind {
     void (*forward)(struct Model *m, const UnitTensors *w, int u);
 
     /* backward_uses: for which uses backward needs the unit's weights; NULL: for none. backward:
-     * m->work.dres, the gradient of what the unit wrote, becomes that of what it read, unless
+     * m->text.work.dres, the gradient of what the unit wrote, becomes that of what it read, unless
      * step.needs_dx is false. */
     int (*backward_uses)(const struct Model *m, int u);
     void (*backward)(struct Model *m, const UnitTensors *w, UnitTensors *dw, int u,

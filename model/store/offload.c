@@ -19,7 +19,7 @@ struct BlockPass {
 
 static bool saves_activations(const Model *m, int u)
 {
-    return unit_kind(m->config, u)->is_layer;
+    return unit_kind(m->text.config, u)->is_layer;
 }
 
 static bool moves(const Model *m)
@@ -29,21 +29,21 @@ static bool moves(const Model *m)
 
 static Acts *acts_of(const Model *m, int set, int unit)
 {
-    return m->sets + (size_t)set * (size_t)unit_count(m->config) + unit;
+    return m->text.sets + (size_t)set * (size_t)unit_count(m->text.config) + unit;
 }
 
 /* ---- planning -------------------------------------------------------------------------------- */
 
 int offload_least_slots(const Model *m)
 {
-    return MIN_SLOTS + (m->num_sets > 1);
+    return MIN_SLOTS + (m->text.num_sets > 1);
 }
 
 int offload_pieces(const Model *m, const ParamStore *store)
 {
     int pieces = 0;
     for (int chunk = 0; chunk < store->pipe.chunks; chunk++) {
-        const UnitRange units = pipeline_units(&store->pipe, m->config, chunk);
+        const UnitRange units = pipeline_units(&store->pipe, m->text.config, chunk);
         const int in_flight = pipeline_in_flight(&store->pipe, chunk);
         for (int u = units.first; u < units.end; u++)
             pieces += saves_activations(m, u) ? in_flight : 0;
@@ -56,7 +56,7 @@ int offload_pieces(const Model *m, const ParamStore *store)
 static int slot_of(const Model *m, int set, int number, int *after)
 {
     const Offload *o = &m->offload;
-    const int ring = m->num_sets > 1 ? offload_least_slots(m) : o->slots;
+    const int ring = m->text.num_sets > 1 ? offload_least_slots(m) : o->slots;
     const int before = (int)((long)number * (o->slots - ring) / o->pieces);
     if ((long)(number + 1) * (o->slots - ring) / o->pieces > before)
         return ring + before;
@@ -66,11 +66,11 @@ static int slot_of(const Model *m, int set, int number, int *after)
 void offload_plan_slots(Model *m, const ParamStore *store)
 {
     int number = 0;
-    for (int set = 0; set < m->num_sets && moves(m); set++) {
+    for (int set = 0; set < m->text.num_sets && moves(m); set++) {
         /* pieces of the set that share slots, in blocks after this one */
         int after = 0;
         for (int chunk = store->pipe.chunks - 1; chunk >= 0; chunk--) {
-            const UnitRange units = pipeline_units(&store->pipe, m->config, chunk);
+            const UnitRange units = pipeline_units(&store->pipe, m->text.config, chunk);
             const bool has_set = set < pipeline_in_flight(&store->pipe, chunk);
             for (int u = units.end - 1; u >= units.first && has_set; u--)
                 if (saves_activations(m, u))
@@ -98,7 +98,7 @@ static int list_passes(BlockPass *p, const Model *m, const ParamStore *store,
 {
     int n = 0;
     for (int i = 0; i < rows; i++) {
-        const UnitRange units = pipeline_units(&store->pipe, m->config, row[i].chunk);
+        const UnitRange units = pipeline_units(&store->pipe, m->text.config, row[i].chunk);
         const int set = row[i].micro % pipeline_in_flight(&store->pipe, row[i].chunk);
         const int first = row[i].backward && store->first_trained > units.first
                               ? store->first_trained
@@ -146,7 +146,7 @@ static BlockPass *passes_of(const Model *m, const ParamStore *store, const Pipel
 {
     size_t most = 1;
     for (int i = 0; i < rows; i++) {
-        const UnitRange units = pipeline_units(&store->pipe, m->config, row[i].chunk);
+        const UnitRange units = pipeline_units(&store->pipe, m->text.config, row[i].chunk);
         most += (size_t)(units.end - units.first);
     }
     BlockPass *pass = xmalloc(sizeof *pass * most);
@@ -167,8 +167,8 @@ void offload_plan(Model *m, const ParamStore *store)
         xmalloc(2 * (size_t)store->pipe.chunks * (size_t)store->pipe.micro_batches * sizeof *row);
     int count;
     BlockPass *pass = passes_of(m, store, row, pipeline_rows(row, &store->pipe), &count);
-    for (int i = 0; i < m->num_sets * unit_count(m->config); i++)
-        m->sets[i].on_host = false;
+    for (int i = 0; i < m->text.num_sets * unit_count(m->text.config); i++)
+        m->text.sets[i].on_host = false;
     for (int i = 0; i < count; i++) {
         Acts *a = acts_of(m, pass[i].set, pass[i].unit);
         if (!pass[i].leaves || a->on_host)
