@@ -19,7 +19,7 @@ void decode_begin(Model *m)
 {
     CHECK(m->bytes.cache > 0 && m->text.attn.B == 1, "a model that is not planned for generating");
     for (int l = 0; l < m->text.L; l++)
-        m->text.acts[l].cache.length = 0;
+        m->acts[l].cache.length = 0;
 }
 
 /* The images of the next `count` tokens; rows after them have none. */
@@ -35,17 +35,17 @@ static void put_images(Model *m, int count)
 /* The new rows follow the positions in the caches, so their rotary tables start there. */
 static void append(Model *m, ParamStore *store, const int *tokens, int count)
 {
-    const int past = m->text.acts[0].cache.length, rows = decode_rows(&m->text.recipe, count);
+    const int past = m->acts[0].cache.length, rows = decode_rows(&m->text.recipe, count);
     CHECK(rows <= m->text.P - past, "%d tokens after %d; the caches have space for %d", count, past,
           m->text.P);
     int *padded = xmalloc(sizeof *padded * (size_t)rows);
     for (int i = 0; i < rows; i++)
         padded[i] = tokens[i < count ? i : count - 1];
     for (int u = 0; u < store->num_units; u++)
-        set_rows(&m->text.unit_acts[u], rows);
+        set_rows(&m->unit_acts[u], rows);
     for (int l = 0; l < m->text.L; l++) {
-        m->text.acts[l].attn.T = rows;
-        m->text.acts[l].attn.rope =
+        m->acts[l].attn.T = rows;
+        m->acts[l].attn.rope =
             m->text.rope[layer_rotation(m->text.config, l)] + (size_t)past * (size_t)m->text.attn.D;
     }
     model_put_tokens(m, padded, rows);
@@ -53,7 +53,7 @@ static void append(Model *m, ParamStore *store, const int *tokens, int count)
         put_images(m, count);
     pass_forward(m, store);
     for (int l = 0; l < m->text.L; l++)
-        m->text.acts[l].cache.length += count;
+        m->acts[l].cache.length += count;
     m->text.last = count - 1;
     free(padded);
 }

@@ -57,7 +57,7 @@ static_assert(COUNT(of_embedding) + COUNT(of_block) + COUNT(of_head) == NUM_PARA
 
 static void embed(Model *m, const UnitTensors *w, int u)
 {
-    embedding_forward(m->text.unit_acts[u + 1].attn_res, m->sorted, w->embed);
+    embedding_forward(m->unit_acts[u + 1].attn_res, m->sorted, w->embed);
 }
 
 static void embed_backward(Model *m, const UnitTensors *w, UnitTensors *dw, int u,
@@ -88,17 +88,17 @@ static void projector_back(Model *m, const UnitTensors *w, UnitTensors *dw, int 
 
 static void block(Model *m, const UnitTensors *w, int u)
 {
-    block_forward(&m->text, w, &m->text.unit_acts[u], &m->text.unit_acts[u + 1]);
+    block_forward(&m->text, w, &m->unit_acts[u], &m->unit_acts[u + 1]);
 }
 
 static int block_uses(const Model *m, int u)
 {
-    return keep_recomputes(m->text.unit_acts[u].keep) ? FOR_FORWARD | FOR_BACKWARD : FOR_BACKWARD;
+    return keep_recomputes(m->unit_acts[u].keep) ? FOR_FORWARD | FOR_BACKWARD : FOR_BACKWARD;
 }
 
 static void block_back(Model *m, const UnitTensors *w, UnitTensors *dw, int u, BackwardStep step)
 {
-    block_backward(&m->text, w, dw, &m->text.unit_acts[u], &m->text.unit_acts[u + 1], step);
+    block_backward(&m->text, w, dw, &m->unit_acts[u], &m->unit_acts[u + 1], step);
 }
 
 /* ---- the table ------------------------------------------------------------------------------- */

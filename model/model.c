@@ -77,7 +77,7 @@ void model_free(Model *m, ParamStore *store)
         device_unmark(m->outgoing[n].ready);
         device_unmark(m->outgoing[n].left);
     }
-    free(m->text.sets);
+    free(m->sets);
     free(m->amax_at);
     free(m->text.host_doc_start);
     free(m->text.host_part);

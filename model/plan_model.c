@@ -31,15 +31,15 @@ static void plan_attention(Arena *arena, Model *m)
         needed[layer_rotation(c, l)] = true;
     for (int i = 0; i < NUM_ROTATIONS; i++)
         m->text.rope[i] = needed[i] ? arena_alloc(arena, bytes) : NULL;
-    for (int i = 0; i < m->text.num_sets * m->text.L; i++) {
+    for (int i = 0; i < m->num_sets * m->text.L; i++) {
         const int l = i % m->text.L;
         stages_use_set(m, i / m->text.L);
-        m->text.acts[l].attn = m->text.attn;
-        m->text.acts[l].attn.rope =
-            m->text.rope[layer_rotation(c, l)] +
-            (size_t)m->text.context_rank * (size_t)m->text.attn.T * (size_t)m->text.attn.D;
-        m->text.acts[l].attn.window = layer_slides(c, l) ? c->sliding_window : 0;
-        m->text.acts[l].heads = context_attention(&m->text, m->text.acts[l].attn);
+        m->acts[l].attn = m->text.attn;
+        m->acts[l].attn.rope = m->text.rope[layer_rotation(c, l)] + (size_t)m->text.context_rank *
+                                                                        (size_t)m->text.attn.T *
+                                                                        (size_t)m->text.attn.D;
+        m->acts[l].attn.window = layer_slides(c, l) ? c->sliding_window : 0;
+        m->acts[l].heads = context_attention(&m->text, m->acts[l].attn);
     }
     stages_use_set(m, 0);
 }
@@ -50,7 +50,7 @@ static void plan_caches(Arena *arena, Model *m, const ParamStore *store)
     const int width = m->text.attn.K * m->text.attn.D;
     for (int l = 0; l < m->text.L; l++)
         if (store_holds(store, unit_of_layer(m->text.config, l)))
-            m->text.acts[l].cache =
+            m->acts[l].cache =
                 (KvCache){ .k = tensor_alloc(arena, m->text.recipe.stream, m->text.P, width),
                            .v = tensor_alloc(arena, m->text.recipe.stream, m->text.P, width) };
 }
@@ -81,7 +81,7 @@ static void plan_all(Arena *arena, Model *m, ParamStore *store, const Config *c,
                  staging = update > tied ? update : tied;
     store->staging_bytes = m->shared_bytes > staging ? m->shared_bytes : staging;
     store->staging = m->shared_memory = arena_alloc(arena, store->staging_bytes);
-    m->amaxes = arena_alloc(arena, (size_t)m->text.num_sets * m->amax_bytes);
+    m->amaxes = arena_alloc(arena, (size_t)m->num_sets * m->amax_bytes);
     Arena amaxes = { .memory = (char *)m->amaxes };
     plan_units(arena, &amaxes, m, store);
     offload_plan(m, store);
@@ -155,8 +155,8 @@ void model_plan(Model *m, ParamStore *store, const Config *c, ShardChoice p)
     m->text.N = c->generate ? m->text.rows : m->text.rows / m->text.tensor_ranks;
     m->text.tile =
         p.tile > 0 && p.tile < m->text.rows && !m->observed && !c->generate ? p.tile : m->text.rows;
-    m->text.num_sets = most_in_flight(m, &p.pipe);
-    m->text.sets = xcalloc((size_t)m->text.num_sets * (size_t)unit_count(mc), sizeof *m->text.sets);
+    m->num_sets = most_in_flight(m, &p.pipe);
+    m->sets = xcalloc((size_t)m->num_sets * (size_t)unit_count(mc), sizeof *m->sets);
     m->amax_at = xcalloc((size_t)unit_count(mc) + 1, sizeof *m->amax_at);
     stages_use_set(m, 0);
     m->text.host_doc_start =

@@ -42,13 +42,13 @@ static const ParamRow mapping_params[] = { { "mapping", 0, SIZE_MODEL, SIZE_MODE
 
 static void mapping_plan(Planner *p, Model *m, int u)
 {
-    m->text.unit_acts[u].attn_res = plan_own(p, m->text.recipe.stream, m->text.config->d_model);
+    m->unit_acts[u].attn_res = plan_own(p, m->text.recipe.stream, m->text.config->d_model);
 }
 
 static void mapping_forward(Model *m, const UnitTensors *w, int u)
 {
-    const Tensor x = m->text.unit_acts[u].attn_res;
-    matmul(m->text.unit_acts[u + 1].attn_res, x, w->tensor[0], x);
+    const Tensor x = m->unit_acts[u].attn_res;
+    matmul(m->unit_acts[u + 1].attn_res, x, w->tensor[0], x);
 }
 
 static int mapping_uses(const Model *m, int u)
@@ -62,7 +62,7 @@ static void mapping_backward(Model *m, const UnitTensors *w, UnitTensors *dw, in
 {
     const Tensor dy = m->text.work.dh;
     quantize(dy, m->text.work.dres); /* a copy, as they have one format */
-    matmul_dw(dw->tensor[0], dy, m->text.unit_acts[u].attn_res);
+    matmul_dw(dw->tensor[0], dy, m->unit_acts[u].attn_res);
     if (step.needs_dx)
         matmul_dx(m->text.work.dres, dy, w->tensor[0], true);
 }

@@ -63,7 +63,7 @@ static inline Result run_parts(const Case *k, ModelConfig m, Strategy w, bool sh
     shared_rows = shares ? r.model.text.rows : 0;
     run_step(&r, &s, tokens);
     s.grads = take_whole(&r, GRADIENTS);
-    const Tensor h = r.model.text.acts[0].attn_h;
+    const Tensor h = r.model.acts[0].attn_h;
     if (h.data_t && r.config.recipe.keep == KEEP_ALL) {
         s.bytes = tensor_numel(h) + sizeof(float);
         s.codes = keep(s.bytes);

@@ -93,7 +93,7 @@ static void observe(void *observer, int unit, const UnitTensors *w)
 {
     (void)w;
     const Observer *o = observer;
-    const Acts *a = &o->of->model.text.acts[o->block];
+    const Acts *a = &o->of->model.acts[o->block];
     const Tensor input[NUM_LINEARS] = { a->attn_h, a->attn_operand, a->mlp_h, a->swiglu_operand };
     for (Linear l = 0; l < NUM_LINEARS && unit == o->block + 1; l++)
         matmul_dw(o->h[l], input[l], input[l]);

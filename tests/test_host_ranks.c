@@ -91,7 +91,7 @@ static void open_kind(Run *r, int number, SmallModel a, const char *recipe, Host
 static void check_frozen_stay(const Run *r)
 {
     for (int u = 0; u < r->store.first_trained; u++)
-        assert_false(r->model.text.sets[u].on_host);
+        assert_false(r->model.sets[u].on_host);
 }
 
 TEST(test_activations)

@@ -128,7 +128,7 @@ static void observe(void *hash, int unit, const UnitTensors *w)
     (void)w;
     if (unit == 0)
         return;
-    const Acts *a = &observed->text.unit_acts[unit];
+    const Acts *a = &observed->unit_acts[unit];
     const Tensor t[] = { a->mlp_res,      a->attn_x,      a->mlp_x,         a->attn_branch,
                          a->mlp_branch,   a->attn_h,      a->mlp_h,         a->qkv_raw,
                          a->qkv_saved,    a->qkv_rotated, a->attn_out,      a->attn_saved,

@@ -28,7 +28,7 @@ static void open_run(Run *r, const char *recipe, DownScales down, float size, St
 /* All other columns have none. */
 static float outlier_factor(const Run *r, int layer)
 {
-    const Tensor t = r->model.text.acts[layer].swiglu_operand;
+    const Tensor t = r->model.acts[layer].swiglu_operand;
     float *x = keep(sizeof *x * (size_t)t.cols);
     device_get(x, t.channel, sizeof *x * (size_t)t.cols);
     for (int c = 0; c < t.cols; c++)

@@ -239,7 +239,7 @@ TEST(test_ranges)
             model_create(&m, &store, &c);
             const float *range[2 * OPERANDS];
             for (int l = 0; l < 2; l++) {
-                const Acts *a = &m.text.acts[l];
+                const Acts *a = &m.acts[l];
                 const Tensor operand[OPERANDS] = { a->attn_h,         a->mlp_h,    a->attn_operand,
                                                    a->swiglu_operand, a->dgate_up, a->dqkv_op };
                 for (int o = 0; o < OPERANDS; o++)
@@ -264,9 +264,8 @@ static unsigned sums_in_place(const Config *c)
     unsigned in_place = 0;
     model_create(&m, &store, c);
     for (int l = 0; l < m.text.L; l++) {
-        in_place |= (unsigned)(m.text.acts[l].mlp_res.data == m.text.acts[l].attn_res.data)
-                    << 2 * l;
-        in_place |= (unsigned)(m.text.acts[l + 1].attn_res.data == m.text.acts[l].mlp_res.data)
+        in_place |= (unsigned)(m.acts[l].mlp_res.data == m.acts[l].attn_res.data) << 2 * l;
+        in_place |= (unsigned)(m.acts[l + 1].attn_res.data == m.acts[l].mlp_res.data)
                     << (2 * l + 1);
     }
     model_free(&m, &store);

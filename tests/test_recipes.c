@@ -219,7 +219,7 @@ TEST(test_shared_operand)
         ParamStore store;
         model_config(&c, &m, recipes[r], B);
         model_create(&model, &store, &c);
-        const Acts *a = model.text.acts;
+        const Acts *a = model.acts;
         assert_int_equal(a[1].attn_operand.data == a[1].attn_saved.data, r == 1);
         assert_int_equal(a[1].attn_operand.data == a[0].attn_operand.data, r == 0);
         assert_int_equal(a[1].attn_operand.scale == a[1].attn_saved.scale, r == 1);
@@ -269,20 +269,19 @@ static Layer run_block(const char *recipe)
     c.recipe.grads = (Format){ F32, 0 };
     model_create(&model, &store, &c);
     store_init(&store, &m, 3);
-    Acts *a = &model.text.acts[0];
+    Acts *a = &model.acts[0];
     init_normal(a->attn_res, 1, 0, 4, 0);
     float *in = as_floats(a->attn_res);
     fsdp_gather(&store, 1, FOR_FORWARD);
     const UnitTensors *w = fsdp_acquire(&store, 1);
-    block_forward(&model.text, w, a, &model.text.acts[1]);
-    Layer r = { .branches = as_floats(model.text.acts[1].attn_res),
-                .n = tensor_numel(a->attn_res) };
+    block_forward(&model.text, w, a, &model.acts[1]);
+    Layer r = { .branches = as_floats(model.acts[1].attn_res), .n = tensor_numel(a->attn_res) };
     for (size_t i = 0; i < r.n; i++)
         r.branches[i] -= in[i];
     init_normal(model.text.work.dres, 1, 0, 5, 0);
     model.text.work.dres_amax = NULL; /* its maximum is unknown */
     fsdp_gather(&store, 1, FOR_BACKWARD);
-    block_backward(&model.text, w, fsdp_grads(&store, 1), a, &model.text.acts[1],
+    block_backward(&model.text, w, fsdp_grads(&store, 1), a, &model.acts[1],
                    (BackwardStep){ .needs_dx = true });
     r.dx = as_floats(model.text.work.dres);
     r.dw = as_floats(store.shard[1].grad);

@@ -136,7 +136,7 @@ TEST(test_activations)
         s.apart = true;
         small_start(&s);
         small_step(&s, false);
-        const Acts *a = &s.model.text.acts[1];
+        const Acts *a = &s.model.acts[1];
         const size_t N = (size_t)s.model.text.N, C = 128, F = 256;
         assert_true(N <= 64);
         const double *gate_up = all(a->gate_up_saved), *act = all(a->swiglu_operand),

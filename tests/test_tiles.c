@@ -49,8 +49,7 @@ static const float unwritten = -1;
 
 static void check_ranges(const Model *m, bool after)
 {
-    const Tensor t[] = { m->text.acts[0].mlp_h, m->text.acts[0].swiglu_operand,
-                         m->text.acts[0].dgate_up };
+    const Tensor t[] = { m->acts[0].mlp_h, m->acts[0].swiglu_operand, m->acts[0].dgate_up };
     for (int i = 0; i < 3; i++) {
         float range = unwritten;
         if (!t[i].scale_amax)

@@ -62,7 +62,7 @@ void head_losses(Model *m, ParamStore *store, float scale, float z_weight, bool 
     const bool fp8 = backward && format_is_fp8(m->text.recipe.head);
 
     trace_begin("head", head_unit);
-    Tensor x = m->text.unit_acts[last].attn_res;
+    Tensor x = m->unit_acts[last].attn_res;
     norm_forward(m->final_h, x, m->final_stats, x, w->norm, NONE, m->text.config->norm, FROM_SAVED);
     if (fp8 && needs_dx) {
         quantize_scale(m->head_w, weight);
@@ -106,8 +106,7 @@ void head_logits(Model *m, ParamStore *store, int row)
     if (tied)
         fsdp_gather(store, head_unit, FOR_FORWARD);
     const UnitTensors *hw = fsdp_acquire(store, head_unit);
-    Tensor x = tensor_rows(m->text.unit_acts[last].attn_res, row, 1),
-           h = tensor_rows(m->final_h, 0, 1);
+    Tensor x = tensor_rows(m->unit_acts[last].attn_res, row, 1), h = tensor_rows(m->final_h, 0, 1);
     norm_forward(h, x, m->final_stats, x, w->norm, NONE, m->text.config->norm, FROM_SAVED);
     matmul(tensor_rows(m->logits, 0, 1), h, tied ? hw->embed : hw->head, NONE);
     fsdp_release(store, last);

@@ -93,7 +93,7 @@ void projector_plan(Model *m, int u)
 {
     const Format f = m->text.recipe.stream;
     const int C = m->text.config->d_model;
-    m->text.unit_acts[u].attn_res = plan_shared_rows(m, BUFFER_image_res, f, m->text.N, C);
+    m->unit_acts[u].attn_res = plan_shared_rows(m, BUFFER_image_res, f, m->text.N, C);
     m->image.y = plan_shared_rows(m, BUFFER_image_y, f, m->text.N, C);
     if (m->text.config->image.projector == PROJECTOR_LINEAR)
         return;
@@ -115,14 +115,14 @@ static void first_layer(const Model *m, const UnitTensors *w)
 
 void projector_forward(Model *m, const UnitTensors *w, int u)
 {
-    const Tensor y = of_rows(m, m->image.y), stream = m->text.unit_acts[u + 1].attn_res;
+    const Tensor y = of_rows(m, m->image.y), stream = m->unit_acts[u + 1].attn_res;
     if (m->text.config->image.projector == PROJECTOR_LINEAR)
         matmul(y, of_rows(m, m->image.x), w->image_in, w->image_in_bias);
     else {
         first_layer(m, w);
         matmul(y, of_rows(m, m->image.act), w->image_out, w->image_out_bias);
     }
-    quantize(stream, m->text.unit_acts[u].attn_res); /* a copy, as they have one format */
+    quantize(stream, m->unit_acts[u].attn_res); /* a copy, as they have one format */
     place_rows(stream, m->image.at, y);
 }
 

@@ -198,8 +198,8 @@ static void stream_set(const Rows *s, int batch, Tensor from)
 static void forward(Calibration *c, const UnitTensors *w, int batch)
 {
     Acts next = { .attn_res = c->next };
-    stream_get(c->m.text.acts[0].attn_res, &c->stream, batch);
-    block_forward(&c->m.text, w, &c->m.text.acts[0], &next);
+    stream_get(c->m.acts[0].attn_res, &c->stream, batch);
+    block_forward(&c->m.text, w, &c->m.acts[0], &next);
 }
 
 static void forward_all(Calibration *c, const UnitTensors *w, int first, int count)
@@ -213,7 +213,7 @@ static void forward_all(Calibration *c, const UnitTensors *w, int first, int cou
 static void embed(Calibration *c)
 {
     put_unit(c, 0, 1);
-    const Tensor table = unit_of(c, 0)->embed, y = c->m.text.acts[0].attn_res;
+    const Tensor table = unit_of(c, 0)->embed, y = c->m.acts[0].attn_res;
     for (int i = 0; i < c->batches + c->held; i++) {
         model_put_tokens(&c->m, c->data->tokens + (size_t)i * (size_t)c->m.text.N, c->m.text.N);
         embedding_forward(y, c->m.sorted, table);
@@ -235,7 +235,7 @@ static double cross_entropy_of(Calibration *c, int first, long *labels)
         for (int n = 0; n < c->m.text.N; n++)
             *labels += targets[n] >= 0;
         device_put(c->m.targets, targets, sizeof *targets * (size_t)c->m.text.N);
-        stream_get(c->m.text.acts[1].attn_res, &c->stream, first + i);
+        stream_get(c->m.acts[1].attn_res, &c->stream, first + i);
         head_losses(&c->m, &c->store, 0, 0, false);
     }
     return model_losses(&c->m).loss / (double)*labels;
@@ -257,7 +257,7 @@ static void measure_losses(Calibration *c)
 
 static void add_inputs(Calibration *c)
 {
-    const Acts *a = &c->m.text.acts[0];
+    const Acts *a = &c->m.acts[0];
     const Tensor input[NUM_LINEARS] = { a->attn_h, a->attn_operand, a->mlp_h, a->swiglu_operand };
     for (Linear l = 0; l < NUM_LINEARS; l++)
         matmul_dw(c->layer[l].h, input[l], input[l]);

@@ -22,8 +22,8 @@ int stages_head_rank(const ParamStore *store)
 
 void stages_use_set(Model *m, int set)
 {
-    m->text.unit_acts = m->text.sets + (size_t)set * (size_t)unit_count(m->text.config);
-    m->text.acts = m->text.unit_acts + unit_of_layer(m->text.config, 0);
+    m->unit_acts = m->sets + (size_t)set * (size_t)unit_count(m->text.config);
+    m->acts = m->unit_acts + unit_of_layer(m->text.config, 0);
 }
 
 static char *amaxes_of(const Model *m, int set, int unit)
@@ -84,7 +84,7 @@ static void send(Model *m, const ParamStore *store, Neighbour to, int unit, Tens
 
 void stages_receive_stream(Model *m, const ParamStore *store, UnitRange units)
 {
-    receive(m, store, PREVIOUS_STAGE, "input", units.first, m->text.unit_acts[units.first].attn_res,
+    receive(m, store, PREVIOUS_STAGE, "input", units.first, m->unit_acts[units.first].attn_res,
             NULL);
 }
 
@@ -96,7 +96,7 @@ void stages_receive_gradient(Model *m, const ParamStore *store, UnitRange units)
 
 void stages_send_stream(Model *m, const ParamStore *store, UnitRange units)
 {
-    send(m, store, NEXT_STAGE, units.end - 1, m->text.unit_acts[units.end].attn_res, NULL);
+    send(m, store, NEXT_STAGE, units.end - 1, m->unit_acts[units.end].attn_res, NULL);
 }
 
 void stages_send_gradient(Model *m, const ParamStore *store, UnitRange units)

@@ -297,9 +297,9 @@ static void plan_gradients(Planner *p, Tensor dgate_up, Tensor dqkv_op)
     for (int l = 0; l < p->stream->L; l++) {
         add_scale_amax(p, &dgate_up);
         add_scale_amax(p, &dqkv_op);
-        for (int set = 0; set < p->stream->num_sets; set++) {
+        for (int set = 0; set < p->m->num_sets; set++) {
             stages_use_set(p->m, set);
-            Acts *a = &p->stream->acts[l];
+            Acts *a = &p->m->acts[l];
             a->dgate_up = dgate_up;
             a->dqkv_op = dqkv_op;
             if (!dgate_up.data)
@@ -399,7 +399,7 @@ static int first_like(const Planner *p, int l)
 static void plan_own_memory(Planner *p, int l)
 {
     const Offload *o = &p->m->offload;
-    Acts *a = &p->stream->acts[l];
+    Acts *a = &p->m->acts[l];
     Arena *all = p->arena, slot = { all->memory, o->at + (size_t)a->slot * o->bytes };
     if (o->slots < o->pieces)
         p->arena = &slot;
@@ -419,13 +419,13 @@ void plan_block(Planner *p, Model *m, int unit)
     if (l == first || !m->text.forward_only)
         plan_own_memory(p, l);
     else
-        m->text.acts[l] = m->text.acts[first];
+        m->acts[l] = m->acts[first];
 }
 
 void plan_head_input(Planner *p, Model *m, int unit)
 {
     p->keep = m->text.recipe.keep;
-    m->text.unit_acts[unit].attn_res = place_stream(p);
+    m->unit_acts[unit].attn_res = place_stream(p);
 }
 
 /* The slots, each large enough for any block, if there are fewer than pieces. Sizes are those of
@@ -435,7 +435,7 @@ static void plan_slots(Arena *arena, Model *m)
     Offload *o = &m->offload;
     o->bytes = 0;
     for (int l = 0; l < m->text.L; l++)
-        o->bytes = m->text.acts[l].own_bytes > o->bytes ? m->text.acts[l].own_bytes : o->bytes;
+        o->bytes = m->acts[l].own_bytes > o->bytes ? m->acts[l].own_bytes : o->bytes;
     o->at = whole_256(arena->used);
     if (o->slots < o->pieces)
         arena->used = o->at + (size_t)o->slots * o->bytes;
@@ -446,7 +446,7 @@ static void plan_slots(Arena *arena, Model *m)
 static void plan_output(Planner *p, int u)
 {
     p->keep = recipe_keep(&p->stream->recipe, u - unit_of_layer(p->stream->config, 0));
-    p->stream->unit_acts[u].attn_res = place_stream(p);
+    p->m->unit_acts[u].attn_res = place_stream(p);
 }
 
 /* In how many sets unit u has buffers: as many as its chunk has micro-batches in flight, or the

@@ -306,8 +306,7 @@ static void print_host(const Model *m, const ParamStore *store)
     Items l = { printf("on the host, GiB:"), false };
     if (offload_host_bytes(m) > 0)
         add_item(&l, "activations of %d of %d blocks%s %.3f", m->offload.leaving, m->offload.pieces,
-                 m->text.num_sets > 1 ? " x micro-batches" : "",
-                 gib((double)offload_host_bytes(m)));
+                 m->num_sets > 1 ? " x micro-batches" : "", gib((double)offload_host_bytes(m)));
     for (Hosted h = 0; h < NUM_HOSTED; h++) {
         int units = 0;
         for (int u = 0; u < store->num_units; u++)

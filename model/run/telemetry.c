@@ -176,7 +176,7 @@ static void measure_outliers(Telemetry *t, int l, Tensor stored, const double *a
 
 static void measure_block(Telemetry *t, int l, const UnitTensors *w)
 {
-    const Acts *a = &t->model->text.acts[l];
+    const Acts *a = &t->model->acts[l];
     const int h0 = a->attn_h.data == a->mlp_h.data ? LOST : 0;
     double *input = t->input,
            *middle = a->mlp_res.data == a[1].attn_res.data ? NULL : first_rows(t, a->mlp_res);
@@ -222,7 +222,7 @@ static void observe(void *observer, int unit, const UnitTensors *w)
     t->measured[unit] |= w != NULL;
     if (shape[unit + 1].kind->is_layer && !t->measured[unit + 1]) {
         free(t->input);
-        t->input = first_rows(t, m->text.unit_acts[unit + 1].attn_res);
+        t->input = first_rows(t, m->unit_acts[unit + 1].attn_res);
     } else if (unit + 2 == t->store->num_units)
         m->observe = NULL; /* one micro-batch is enough */
 }

@@ -87,9 +87,8 @@ typedef struct {
 /* Rows that pass through blocks, and how these compute them: of one width and one attention. A
  * model's text is one. */
 typedef struct {
-    const ModelConfig
-        *config; /* of the blocks: with tensor ranks with this rank's heads and MLP width */
-    ModelConfig *own_config; /* then the memory of config; else NULL */
+    const ModelConfig *config; /* the model's; with tensor ranks own_config */
+    ModelConfig *own_config;   /* has this rank's heads and MLP width; else NULL */
     Recipe recipe;
     float lora_scale;     /* of adapters */
     bool forward_only;    /* nothing is kept for a backward pass, and there is no `work` */
@@ -124,15 +123,6 @@ typedef struct {
     int *host_part;                 /* (tN) host memory: see context_part */
     float *rope[NUM_ROTATIONS];     /* (P, D/2, 2) cosine and sine; NULL: no block has them */
 
-    /* activations */
-    /* [units] of the micro-batch at work; those that are no block use attn_res, where they read the
-     * stream */
-    Acts *unit_acts;
-    Acts *acts; /* those of the first block on */
-    /* [num_sets][units]: unit_acts is one of them. Micro-batch i of a stage's chunk with n in
-     * flight (pipeline.h) has set i % n */
-    Acts *sets;
-    int num_sets;
     BackwardScratch work;
     /* (C, F) a block's down with the factors of swiglu_operand's columns: matmul's operand */
     Tensor down_folded;
@@ -196,6 +186,15 @@ typedef struct {
 
 typedef struct Model {
     Stream text;
+
+    /* [units] activations of the micro-batch at work; units that are no block use attn_res, where
+     * they read the stream */
+    Acts *unit_acts;
+    Acts *acts; /* those of the first block on */
+    /* [num_sets][units]: unit_acts is one of them. Micro-batch i of a stage's chunk with n in
+     * flight (pipeline.h) has set i % n */
+    Acts *sets;
+    int num_sets;
     Offload offload;
     ImageBuffers image;
     ImageRows images; /* of the next batch: see model_use_images */

@@ -124,7 +124,7 @@ typedef struct UnitKind {
     const ParamRow *params;
     int num_params;
 
-    /* Places its buffers in m->text.unit_acts[u]; the unit reads the stream in attn_res. NULL: it reads
+    /* Places its buffers in m->unit_acts[u]; the unit reads the stream in attn_res. NULL: it reads
      * no stream. */
     void (*plan)(struct Planner *p, struct Model *m, int u);
 

@@ -29,14 +29,14 @@ static bool moves(const Model *m)
 
 static Acts *acts_of(const Model *m, int set, int unit)
 {
-    return m->text.sets + (size_t)set * (size_t)unit_count(m->text.config) + unit;
+    return m->sets + (size_t)set * (size_t)unit_count(m->text.config) + unit;
 }
 
 /* ---- planning -------------------------------------------------------------------------------- */
 
 int offload_least_slots(const Model *m)
 {
-    return MIN_SLOTS + (m->text.num_sets > 1);
+    return MIN_SLOTS + (m->num_sets > 1);
 }
 
 int offload_pieces(const Model *m, const ParamStore *store)
@@ -56,7 +56,7 @@ int offload_pieces(const Model *m, const ParamStore *store)
 static int slot_of(const Model *m, int set, int number, int *after)
 {
     const Offload *o = &m->offload;
-    const int ring = m->text.num_sets > 1 ? offload_least_slots(m) : o->slots;
+    const int ring = m->num_sets > 1 ? offload_least_slots(m) : o->slots;
     const int before = (int)((long)number * (o->slots - ring) / o->pieces);
     if ((long)(number + 1) * (o->slots - ring) / o->pieces > before)
         return ring + before;
@@ -66,7 +66,7 @@ static int slot_of(const Model *m, int set, int number, int *after)
 void offload_plan_slots(Model *m, const ParamStore *store)
 {
     int number = 0;
-    for (int set = 0; set < m->text.num_sets && moves(m); set++) {
+    for (int set = 0; set < m->num_sets && moves(m); set++) {
         /* pieces of the set that share slots, in blocks after this one */
         int after = 0;
         for (int chunk = store->pipe.chunks - 1; chunk >= 0; chunk--) {
@@ -167,8 +167,8 @@ void offload_plan(Model *m, const ParamStore *store)
         xmalloc(2 * (size_t)store->pipe.chunks * (size_t)store->pipe.micro_batches * sizeof *row);
     int count;
     BlockPass *pass = passes_of(m, store, row, pipeline_rows(row, &store->pipe), &count);
-    for (int i = 0; i < m->text.num_sets * unit_count(m->text.config); i++)
-        m->text.sets[i].on_host = false;
+    for (int i = 0; i < m->num_sets * unit_count(m->text.config); i++)
+        m->sets[i].on_host = false;
     for (int i = 0; i < count; i++) {
         Acts *a = acts_of(m, pass[i].set, pass[i].unit);
         if (!pass[i].leaves || a->on_host)
