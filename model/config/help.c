@@ -122,8 +122,12 @@ void help_print(FILE *f, const char *name)
             print_key(f, k);
         return;
     }
-    const char *own = names_current(name);
-    const bool found = print_keys(f, "", config_keys, own);
+    const char *own = name;
+    bool found = print_keys(f, "", config_keys, own);
+    if (!found && !key_find(own)) {
+        own = names_current(name);
+        found = print_keys(f, "", config_keys, own);
+    }
     const ConfigKey *k = found ? NULL : key_find(own);
     if (k)
         print_key(f, k);

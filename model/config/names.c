@@ -1,46 +1,73 @@
-/* Other names of keys: those of earlier versions, of torchtitan and of PEFT. Files, arguments and
- * saved configurations may have them. After names_rename a tree has the names of config_keys.c only.
+/* Other names of keys: those of earlier versions and of other programs. Files, arguments and saved
+ * configurations may have them. After names_rename a tree has the names of config_keys.c only.
  * Keys of other programs that have no place here are refused; the message names the script that
  * converts their files. */
 #include "model/config/names.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/text.h"
 #include "model/formats/file.h"
+#include "model/keys/value.h"
 
-typedef enum { EARLIER, TORCHTITAN, PEFT } Origin;
-
-/* as_null: the value of `other` that `name` has as null. */
+/* earlier: a note asks for the present name. as_null: the value of `other` that `name` has as null.
+ * as_true, as_false: the values of `name` for a truth value of `other`. */
 static const struct {
-    Origin origin;
-    const char *other, *name, *as_null;
+    const char *other, *name;
+    bool earlier;
+    const char *as_null, *as_true, *as_false;
 } names[] = {
-    /* the ranks that are left */
-    { EARLIER, "format.keep", "activations.keep" },
-    { EARLIER, "format.recompute", "activations.recompute" },
-    { EARLIER, "format.forward", "fp8.forward" },
-    { EARLIER, "format.fast", "fp8.fast_accumulation" },
-    { EARLIER, "format.scales", "fp8.scales" },
-    { TORCHTITAN, "parallelism.data_parallel_replicate_degree", "parallelism.replicate" },
-    { TORCHTITAN, "parallelism.data_parallel_shard_degree", "parallelism.shard", "-1" },
-    { TORCHTITAN, "parallelism.context_parallel_degree", "parallelism.context" },
-    { TORCHTITAN, "parallelism.tensor_parallel_degree", "parallelism.tensor" },
-    { TORCHTITAN, "parallelism.pipeline_parallel_degree", "parallelism.pipeline" },
-    { TORCHTITAN, "parallelism.pipeline_parallel_schedule", "parallelism.pipeline_schedule" },
-    { PEFT, "lora.r", "lora.rank" },
-    { PEFT, "lora.lora_alpha", "lora.alpha" },
-    { PEFT, "lora.lora_dropout", "lora.dropout" },
+    { "format.keep", "activations.keep", true },
+    { "format.recompute", "activations.recompute", true },
+    { "format.forward", "fp8.forward", true },
+    { "format.fast", "fp8.fast_accumulation", true },
+    { "format.scales", "fp8.scales", true },
+    { "format.stream", "format.residual", true },
+    { "format.saved", "format.saved_norm_input", true },
+    { "format.qkv", "format.saved_qkv", true },
+    { "format.att", "format.saved_attention", true },
+    { "format.hidden", "format.saved_mlp", true },
+    { "host.activations", "offload.activations", true },
+    { "host.base", "offload.frozen", true },
+    { "host.moments", "offload.optimizer", true },
+    { "host.master", "offload.master", true },
+    { "mlp_tile", "tiled_mlp_tokens", true },
+    { "network", "internode_gb_per_s", true },
+    { "optimizer.adjust_lr", "optimizer.adjust_lr_fn", true },
+    /* torchtitan; -1: the ranks that are left */
+    { "parallelism.data_parallel_replicate_degree", "parallelism.replicate" },
+    { "parallelism.data_parallel_shard_degree", "parallelism.shard", .as_null = "-1" },
+    { "parallelism.context_parallel_degree", "parallelism.context" },
+    { "parallelism.tensor_parallel_degree", "parallelism.tensor" },
+    { "parallelism.pipeline_parallel_degree", "parallelism.pipeline" },
+    { "parallelism.pipeline_parallel_schedule", "parallelism.pipeline_schedule" },
+    /* PEFT */
+    { "lora.r", "lora.rank" },
+    { "lora.lora_alpha", "lora.alpha" },
+    { "lora.lora_dropout", "lora.dropout" },
+    /* OLMo-core's SkipStepOptimizer */
+    { "skip_step", "spikes", .as_true = "skip", .as_false = "warn" },
 };
 enum { NUM_NAMES = sizeof names / sizeof names[0] };
 
 const char *names_current(const char *name)
 {
-    for (int i = 0; i < NUM_NAMES; i++)
-        if (strcmp(names[i].other, name) == 0)
+    static char section[64];
+    const size_t n = strlen(name);
+    for (int i = 0; i < NUM_NAMES; i++) {
+        if (strncmp(names[i].other, name, n) != 0)
+            continue;
+        if (!names[i].other[n])
             return names[i].name;
+        if (names[i].other[n] == '.') {
+            snprintf(section, sizeof section, "%.*s", (int)strcspn(names[i].name, "."),
+                     names[i].name);
+            return section;
+        }
+    }
     return name;
 }
 
@@ -52,9 +79,35 @@ const char *names_other(const char *name)
     return NULL;
 }
 
-static bool is_null(const YamlNode *n, const char *as_null)
+/* Gives n, the value of names[i].other, the meaning that it has for names[i].name. */
+static void translate(int i, YamlNode *n)
 {
-    return as_null && n->kind == YAML_SCALAR && n->text && strcmp(n->text, as_null) == 0;
+    if (n->kind != YAML_SCALAR || !n->text)
+        return;
+    const char *as = n->text;
+    if (names[i].as_null && strcmp(n->text, names[i].as_null) == 0)
+        as = NULL;
+    if (names[i].as_true) {
+        const int truth = value_truth(n->text);
+        if (truth < 0)
+            die("%s: %s: expected true or false, found '%s'; %s has more values", yaml_where(n),
+                names[i].other, n->text, names[i].name);
+        as = truth ? names[i].as_true : names[i].as_false;
+    }
+    if (as != n->text) {
+        free(n->text);
+        n->text = xstrdup(as);
+    }
+}
+
+/* Removes the section of this key if it is empty: it may be one of earlier versions only. */
+static void remove_empty_section(YamlNode *root, const char *key)
+{
+    char *section = xasprintf("%.*s", (int)strcspn(key, "."), key);
+    const YamlNode *n = strcmp(section, key) != 0 ? yaml_find(root, section) : NULL;
+    if (n && n->num_children == 0 && !n->text)
+        yaml_free(yaml_take(root, section));
+    free(section);
 }
 
 /* Whether the file is the config.yaml of a checkpoint or of a save_folder. */
@@ -77,8 +130,7 @@ void names_check(const YamlNode *root)
         if (other && own)
             die("%s: '%s' and '%s' (%s) are two names of one key; give only '%s'",
                 yaml_where(other), names[i].other, names[i].name, yaml_where(own), names[i].name);
-        if (other && names[i].origin == EARLIER && !saved &&
-            (other->kind != YAML_SCALAR || other->text))
+        if (other && names[i].earlier && !saved && (other->kind != YAML_SCALAR || other->text))
             warn("%s: key '%s' of earlier versions is read as '%s'; use that name",
                  yaml_where(other), names[i].other, names[i].name);
     }
@@ -88,12 +140,11 @@ void names_rename(YamlNode *root)
 {
     for (int i = 0; i < NUM_NAMES; i++) {
         YamlNode *n = yaml_take(root, names[i].other);
-        if (n && is_null(n, names[i].as_null)) {
-            free(n->text);
-            n->text = NULL;
-        }
-        if (n)
+        if (n) {
+            translate(i, n);
             yaml_put(root, names[i].name, n);
+        }
+        remove_empty_section(root, names[i].other);
     }
 }
 

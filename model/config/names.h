@@ -2,7 +2,7 @@
 #pragma once
 #include "model/keys/yaml.h"
 
-/* the table's name of this key; `name` itself if it is none's other name */
+/* the table's name of this key or section; `name` itself if it is none's other name */
 const char *names_current(const char *name);
 /* the first other name of the table's key, or NULL */
 const char *names_other(const char *name);

@@ -87,7 +87,8 @@ static bool is_section(const char *name)
 static _Noreturn void unknown(const YamlNode *n, const char *name)
 {
     names_refuse_foreign(yaml_where(n), name);
-    const char *near = suggest_key((const ConfigKey *const[]){ config_keys }, 1, name);
+    const char *own = names_current(name), /* of a section of earlier versions */
+        *near = own != name ? own : suggest_key((const ConfigKey *const[]){ config_keys }, 1, name);
     if (near)
         die("%s: unknown key '%s'; did you mean '%s'?", yaml_where(n), name, near);
     die("%s: unknown key '%s'; ./train --help lists all. scripts/convert_config.py converts files "
