@@ -360,12 +360,31 @@ TEST(test_help)
     char said[8192];
     for (int i = 0; i < COUNT; i++) {
         char *argument = argument_of("help", list[i].other);
-        char *expected = xasprintf("  %s: ", list[i].name);
+        char *expected = xasprintf("%s is read as:\n  %s: ", list[i].other, list[i].name);
         assert_true(try_printed(said, sizeof said, 1, 1, argument, NULL));
         assert_int_equal(strncmp(said, expected, strlen(expected)), 0);
         free(argument);
         free(expected);
     }
+}
+
+/* The changelog lists every name of earlier versions. */
+TEST(test_changelog)
+{
+    char *text = NULL;
+    size_t size = 0;
+    FILE *f = fopen(".github/CHANGELOG.md", "r");
+    assert_non_null(f);
+    assert_true(getdelim(&text, &size, '\0', f) > 0);
+    fclose(f);
+    for (int i = 0; i < COUNT; i++) {
+        char *other = xasprintf("`%s`", list[i].other), *name = xasprintf("`%s`", list[i].name);
+        if (list[i].earlier && (!strstr(text, other) || !strstr(text, name)))
+            fail_msg(".github/CHANGELOG.md does not say that %s is %s", other, name);
+        free(other);
+        free(name);
+    }
+    free(text);
 }
 
 int main(void)

@@ -302,7 +302,7 @@ TEST(test_help)
     strcpy(try_path, "configs/tiny.yaml");
     for (int i = 0; i < 2; i++) {
         assert_true(try_printed(text, sizeof text, 1, 1, "--seed=1", i ? "-h" : "--help"));
-        try_contains(text, "usage: mpirun");
+        try_contains(text, "usage: [mpirun");
     }
     strcpy(try_path, "--help=data.paths");
     assert_true(try_printed(text, sizeof text, 1, 1, NULL, NULL));
@@ -333,6 +333,110 @@ TEST(test_help)
     strcpy(try_path, saved);
 }
 
+/* Every mode has a section, in this order, with its options. */
+TEST(test_help_sections)
+{
+    static const char *const parts[] = {
+        "\nThe run, and its mode if it does not train:\n  run_name: ",
+        "  eval_only: ",
+        "\nWith --generate:\n  max_new_tokens: ",
+        "\nWith --dry_run:\n  ranks: ",
+        "\nMemory:\n  device_memory: ",
+        "\nStorage formats and FP8:\n  recipe: ",
+        "\nFrozen weights and adapters:\n  trainable: ",
+        "\nModel:\n  model.",
+        "\nData:\n  data.",
+        "\nBatch and duration:\n  global_train_batch_size: ",
+        "  extend: ",
+        "\nOptimizer:\n  optimizer.name: ",
+        "\nLR schedule:\n  scheduler.name: ",
+        "\nTraining step:\n  average.last: ",
+        "\nCheckpoints:\n  save_folder: ",
+        "\nEvaluation:\n  eval_interval: ",
+        "\nParallelism:\n  fsdp.",
+        "\nCPU offload:\n  offload.activations: ",
+        "\nLog:\n  profile: ",
+        "\nWith --export or --average, which take no CONFIG.yaml:\n  export: ",
+        "  average: ",
+        "  calibration: ",
+    };
+    static char text[1 << 17];
+    const char *at = text;
+    assert_true(try_printed(text, sizeof text, 1, 1, "--help", NULL));
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        if (!(at = strstr(at, parts[i])))
+            fail_msg("not there, or earlier: %s", parts[i]);
+}
+
+/* Keys that earlier versions had, and other names. */
+TEST(test_help_removed)
+{
+    static const struct {
+        const char *name, *now;
+    } cases[] = {
+        { "stop_after", "stop_at" },
+        { "early_stopping_factor", "spikes stop" },
+        { "wandb.project", "scripts/watch.py" },
+        { "quantize_model.fabit", "recipe format" },
+        { "format.expand", "format.moment1 e4m3/128+" },
+        { "evaluators[].subset_num_batches", "eval_subset_num_batches" },
+        { "data.timeout", "none effect" },
+        { "network", "internode_gb_per_s" },
+        { "host.base", "offload.frozen" },
+        { "parallelism.tensor_parallel_degree", "parallelism.tensor" },
+    };
+    char text[8192];
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char *argument = xasprintf("--help=%s", cases[i].name);
+        assert_true(try_printed(text, sizeof text, 1, 1, argument, NULL));
+        try_names(text, cases[i].name);
+        try_names(text, cases[i].now);
+        free(argument);
+    }
+}
+
+/* What bash completes after these words; NULL: nothing of ours, as for names of files. */
+static void check_completion(const char *words, const char *expected)
+{
+    char *command = xasprintf("bash -c '. %s/completion; COMP_WORDS=(./train %s); "
+                              "COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _coat_train 2>/dev/null; "
+                              "echo \"${COMPREPLY[*]}\"'",
+                              try_folder, words);
+    char said[1 << 15];
+    FILE *f = popen(command, "r");
+    said[fread(said, 1, sizeof said - 1, f)] = '\0';
+    assert_int_equal(pclose(f), 0);
+    if (expected)
+        try_names(said, expected);
+    else
+        assert_string_equal(said, "\n");
+    free(command);
+}
+
+TEST(test_completion)
+{
+    static const struct {
+        const char *words, *expected;
+    } cases[] = {
+        { "--offload.", "--offload.activations --offload.frozen --offload.optimizer" },
+        { "x.yaml --dt", "--dtype" },
+        { "--fp8.scales =", "microbatch step" },
+        { "--fp8.scales = m", "microbatch" },
+        { "--try_load_latest_save = t", "true" },
+        { "--help = tiled", "tiled_mlp_tokens" },
+        { "--load_path = con", NULL },
+        { "con", NULL },
+    };
+    static char text[1 << 16];
+    char name[128];
+    assert_true(try_printed(text, sizeof text, 1, 1, "--completion", NULL));
+    snprintf(name, sizeof name, "%s/completion", try_folder);
+    try_write(name, text);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        check_completion(cases[i].words, cases[i].expected);
+    remove(name);
+}
+
 TEST(test_help_unknown)
 {
     static const struct {
@@ -345,7 +449,6 @@ TEST(test_help_unknown)
         { "--help=dampng", "damping" },
         { "--help=calib", "calibration calibration_sequences calibration_length" },
         { "--help=calibration_lenght", "mean calibration_length?" },
-        { "--help=wandb", "wandb scripts/convert_config.py" },
     };
     char text[4096], saved[sizeof try_path];
     strcpy(saved, try_path);

@@ -1,7 +1,6 @@
 /* Other names of keys: those of earlier versions and of other programs. Files, arguments and saved
  * configurations may have them. After names_rename a tree has the names of config_keys.c only.
- * Keys of other programs that have no place here are refused; the message names the script that
- * converts their files. */
+ * Keys that were removed are refused; the message says what replaces them. */
 #include "model/config/names.h"
 
 #include <stdio.h>
@@ -148,42 +147,58 @@ void names_rename(YamlNode *root)
     }
 }
 
-/* Keys of OLMo and COAT, by sections. */
-static const char foreign[] =
-    "precision|activation_checkpointing|distributed_strategy|quantize_model|quantize_optimizer|"
-    "compile|ddp|single|wandb|tokenizer|"
-    "model.activation_type|model.alibi|model.alibi_bias_max|model.attention_dropout|model.bias_for_"
-    "layer_norm|"
-    "model.block_group_size|model.block_type|model.emb_init_std|model.embedding_dropout|model."
-    "embedding_layer_norm|"
-    "model.flash_attention|model.include_bias|model.init_device|model.precision|model.residual_"
-    "dropout|model.rope|"
-    "model.rope_full_precision|model.scale_emb_init|model.scale_logits|"
-    "data.custom_dataset|data.drop_last|data.num_workers|data.pad_direction|data.persistent_"
-    "workers|data.pin_memory|"
-    "data.prefetch_factor|data.timeout|"
-    "evaluators[].data.drop_last|evaluators[].data.num_workers|evaluators[].data.pad_direction|"
-    "evaluators[].data.persistent_workers|evaluators[].data.pin_memory|evaluators[].data.prefetch_"
-    "factor|"
-    "evaluators[].data.timeout|evaluators[].device_eval_batch_size|evaluators[].subset_num_batches|"
-    "optimizer.metrics_log_interval|optimizer.no_decay_norm_and_bias|optimizer.record_update_"
-    "metrics|optimizer.selective_updates|"
-    "fsdp.use_orig_params|fsdp.wrapping_strategy|speed_monitor.gpu_flops_available|"
-    "canceled_check_interval|device_train_batch_size|device_train_grad_accum|early_stopping_factor|"
-    "epoch|extra_steps_after_cancel|"
-    "fast_forward_batches|force_save_unsharded|fused_loss|gen1_gc_interval|hf_datasets_cache_dir|"
-    "load_path_sharded_checkpointer|"
-    "max_grad_norm_ratio|module_outputs_save_steps|new_style_checkpoints|no_pre_train_checkpoint|"
-    "python_profiling|"
-    "remote_save_folder|save_data_indices|save_num_unsharded_checkpoints_to_keep|sharded_"
-    "checkpointer|stop_after|time_limit|"
-    "torch_profiling";
+/* Keys that were read once, most of them OLMo's and COAT's, or whole sections. */
+static const struct {
+    const char *keys, *now;
+} removed[] = {
+    { "precision", "recipe: bf16 or f32" },
+    { "quantize_model", "recipe: coat, coat-act or fp8; format.*" },
+    { "quantize_optimizer", "recipe: coat or coat-opt; format.moment1, format.moment2" },
+    { "format.expand", "a + after the format, as in format.moment1: e4m3/128+" },
+    { "activation_checkpointing",
+      "activations.keep: block (whole_layer) or inputs (fine_grained); activations.recompute" },
+    { "distributed_strategy", "fsdp.sharding_strategy; NO_SHARD for ddp and single" },
+    { "wandb", "scripts/watch.py --to wandb" },
+    { "tokenizer", "tokenizer: FOLDER, which is copied into checkpoints; training reads tokens" },
+    { "stop_after", "stop_at" },
+    { "time_limit|extra_steps_after_cancel|canceled_check_interval",
+      "timeout -s USR2: a run that gets SIGUSR2 saves and ends" },
+    { "early_stopping_factor", "spikes: stop" },
+    { "max_grad_norm_ratio", "max_grad_norm" },
+    { "optimizer.no_decay_norm_and_bias",
+      "optimizer.decay_norm_and_bias, optimizer.decay_embeddings" },
+    { "epoch|fast_forward_batches", "data.seed" },
+    { "evaluators[].device_eval_batch_size", "device_eval_batch_size" },
+    { "evaluators[].subset_num_batches", "eval_subset_num_batches" },
+    { "device_train_batch_size|device_train_grad_accum",
+      "none, both follow from global_train_batch_size" },
+    { "python_profiling|torch_profiling", "profile" },
+    { "model.activation_type|model.block_type|model.rope|model.alibi|model.alibi_bias_max|"
+      "model.include_bias|model.bias_for_layer_norm|model.attention_dropout|"
+      "model.residual_dropout|model.embedding_dropout|model.embedding_layer_norm|"
+      "model.scale_logits|model.scale_emb_init|model.emb_init_std",
+      "none, it had one value" },
+    { "model.flash_attention|model.rope_full_precision|model.block_group_size|model.init_device|"
+      "model.precision|data.custom_dataset|data.pad_direction|data.drop_last|data.num_workers|"
+      "data.pin_memory|data.prefetch_factor|data.persistent_workers|data.timeout|"
+      "evaluators[].data.pad_direction|evaluators[].data.drop_last|evaluators[].data.num_workers|"
+      "evaluators[].data.pin_memory|evaluators[].data.prefetch_factor|"
+      "evaluators[].data.persistent_workers|evaluators[].data.timeout|"
+      "optimizer.selective_updates|optimizer.metrics_log_interval|"
+      "optimizer.record_update_metrics|fsdp.wrapping_strategy|fsdp.use_orig_params|ddp|single|"
+      "compile|fused_loss|gen1_gc_interval|speed_monitor.gpu_flops_available|"
+      "remote_save_folder|save_num_unsharded_checkpoints_to_keep|force_save_unsharded|"
+      "no_pre_train_checkpoint|sharded_checkpointer|load_path_sharded_checkpointer|"
+      "new_style_checkpoints|save_data_indices|hf_datasets_cache_dir|module_outputs_save_steps",
+      "none, it had no effect" },
+};
 
-void names_refuse_foreign(const char *where, const char *name)
+const char *names_replacement(const char *name)
 {
-    if (text_is_among(name, foreign))
-        die("%s: '%s' is a key of OLMo or COAT that this program does not have. Convert the file: "
-            "python3 "
-            "scripts/convert_config.py FILE > mine.yaml; the result says what replaces it",
-            where, name);
+    char section[64];
+    snprintf(section, sizeof section, "%.*s", (int)strcspn(name, "."), name);
+    for (size_t i = 0; i < sizeof removed / sizeof removed[0]; i++)
+        if (text_is_among(name, removed[i].keys) || text_is_among(section, removed[i].keys))
+            return removed[i].now;
+    return NULL;
 }

@@ -86,7 +86,11 @@ static bool is_section(const char *name)
 
 static _Noreturn void unknown(const YamlNode *n, const char *name)
 {
-    names_refuse_foreign(yaml_where(n), name);
+    const char *now = names_replacement(name);
+    if (now)
+        die("%s: the key '%s' was removed; what replaces it: %s. For a file of OLMo or COAT: "
+            "python3 scripts/convert_config.py FILE > mine.yaml",
+            yaml_where(n), name, now);
     const char *own = names_current(name), /* of a section of earlier versions */
         *near = own != name ? own : suggest_key((const ConfigKey *const[]){ config_keys }, 1, name);
     if (near)
