@@ -207,12 +207,16 @@ TEST(test_section)
         assert_int_equal(count(said, NOTE), 0);
     }
     config_free(without);
-    static const char *const wrong[] = { "host: {master: all, weights: all}", "host: all" };
+    static const char *const wrong[] = { "host: {master: all, weights: all}", "host: all",
+                                         "host: []" };
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         try_write_changed(NULL, wrong[i]);
         assert_false(try_printed(said, sizeof said, 2, 1, NULL, NULL));
         try_names(said, "host offload");
     }
+    try_write_changed(NULL, "format: []");
+    assert_false(try_printed(said, sizeof said, 2, 1, NULL, NULL));
+    try_names(said, "format section list");
     assert_true(try_printed(said, sizeof said, 1, 1, "--help=host", NULL));
     assert_int_equal(count(said, "  offload."), 4);
     assert_true(try_printed(said, sizeof said, 1, 1, "--help=format", NULL));

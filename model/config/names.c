@@ -104,7 +104,7 @@ static void remove_empty_section(YamlNode *root, const char *key)
 {
     char *section = xasprintf("%.*s", (int)strcspn(key, "."), key);
     const YamlNode *n = strcmp(section, key) != 0 ? yaml_find(root, section) : NULL;
-    if (n && n->num_children == 0 && !n->text)
+    if (n && n->kind != YAML_LIST && n->num_children == 0 && !n->text)
         yaml_free(yaml_take(root, section));
     free(section);
 }
