@@ -3,13 +3,15 @@
 # make test       build and run every test
 # make quick      the same without the tests that take long or kill processes: three minutes on two cores
 # make format     lay out C and CUDA with clang-format; make format CHECK=1 only names what it would change
+# make install    copy the program, scripts and configurations below PREFIX (/usr/local)
 # make bench      time every kernel, training steps and, on a GPU, each kernel inside the steps
 # make help       print this text
 # make clean      remove what was built
 #
 # Settings, on the command line:
 #   BACKEND=cpu|cuda   which back end                       SANITIZE=1|thread  address, undefined behaviour | data races
-#   DEPS=prefix        libraries in prefix/include, /lib    CUDA_HOME=... NCCL_HOME=...   if they are elsewhere
+#   DEPS=prefix        libraries of your own, in prefix/include and prefix/lib: libfyaml, jansson, zlib, cmocka (tests), OpenBLAS
+#   CUDA_HOME=... NCCL_HOME=...   if they are elsewhere    PREFIX=... DESTDIR=...   of make install
 #   CC=... CFLAGS=... NVCCFLAGS=...                         MPIRUN=...    the launcher of demo and tests
 #   ARCH="80 90a 120"  GPUs to compile for, by compute capability: 80 86 89 90a 100 120 ...; those found, else 90a
 
@@ -154,6 +156,16 @@ $B/found:
 	@sh scripts/check-libraries "$(BACKEND)" "$(CC)" "$(CC_FLAGS) $(CFLAGS)" "$(LIBS) $(LDFLAGS)" "$(NVCC)"
 	@touch $@
 
+# Scripts find the table of keys in ../configs.
+DEST       = $(DESTDIR)$(or $(PREFIX),/usr/local)
+install: $B/train
+	@mkdir -p $(addprefix $(DEST)/,bin share/coat/scripts share/coat/configs share/bash-completion/completions)
+	@cp -f $< $(DEST)/bin/train
+	@cp -f $(filter-out %__pycache__,$(wildcard scripts/*)) $(DEST)/share/coat/scripts
+	@cp -f configs/* $(DEST)/share/coat/configs
+	@$< --completion >$(DEST)/share/bash-completion/completions/train
+	@echo "installed $(DEST)/bin/train for $(BACKEND), and $(DEST)/share/coat: scripts, configs"
+
 # Libraries are installed first. The rest runs in a make of its own, because make asks pkg-config when it starts.
 INSTALL    = $(if $(DEPS),:,sh scripts/install-libraries)
 PARALLEL   = $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc))
@@ -203,6 +215,6 @@ help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 clean:
 	rm -rf build train
-.PHONY: train demo run-demo test run-tests quick run-quick build-all bench format check help clean always
+.PHONY: train install demo run-demo test run-tests quick run-quick build-all bench format check help clean always
 .SECONDARY:
 -include $(shell find build -name '*.d' 2>/dev/null)

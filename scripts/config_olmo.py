@@ -52,7 +52,7 @@ NO_USE = (
 RECIPES = {("coat_real", True): "coat", ("coat_real", False): "coat-act", ("fp8linear", False): "fp8", ("fp8linear", True): "fp8",
            ("fp8deepseek", False): "fp8", ("fp8deepseek", True): "fp8", (None, True): "coat-opt"}
 # Columns of recipes that COAT's sections change.
-SAVED = {"format.saved": ("e4m3", 16), "format.hidden": ("e4m3", 16), "format.operand": ("e4m3", 0)}
+SAVED = {"format.saved_norm_input": ("e4m3", 16), "format.saved_mlp": ("e4m3", 16), "format.operand": ("e4m3", 0)}
 FORWARD = {"coat": SAVED, "coat-act": SAVED, "fp8": {"format.operand": ("e4m3", 0)}}
 SHARES = ("one_in_two", "one_in_three", "one_in_four", "one_in_eight", "two_in_three", "three_in_four")
 
@@ -133,8 +133,8 @@ def one_format(c, names, default):
         if value not in ("e4m3", "e5m2"):
             c.refuse(name, value, "expected E4M3 or E5M2")
     if len(set(given.values())) > 1:
-        c.ask(", ".join(given), f"they differ, but one format is used for all; here {default}. Set format.operand, format.saved, "
-              "format.hidden or format.gradient")
+        c.ask(", ".join(given), f"they differ, but one format is used for all; here {default}. Set format.operand, format.saved_norm_input, "
+              "format.saved_mlp or format.gradient")
         return default
     return next(iter(given.values()), default)
 

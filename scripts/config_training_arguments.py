@@ -107,7 +107,7 @@ def sharding(c):
     given, config = c.take("fsdp"), c.take("fsdp_config.fsdp_sharding_strategy") or c.take("fsdp_config.sharding_strategy")
     words = given.split() if isinstance(given, str) else given or []
     if isinstance(words, list) and ("offload" in words):
-        c.ask("host.moments", "fsdp offload: here `auto` moves to the host what does not fit; all: everything")
+        c.ask("offload.optimizer", "fsdp offload: here `auto` moves to the host what does not fit; all: everything")
     way = str(config or next((word for word in words if word in STRATEGIES), "")).lower()
     names = {"1": "full_shard", "2": "shard_grad_op", "3": "no_shard", "4": "hybrid_shard", "5": "hybrid_shard_zero2"}
     way = names.get(way, way).lstrip("_")

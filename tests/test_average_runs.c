@@ -352,7 +352,7 @@ TEST(test_ranks)
     expect_status(run(2, "coat", "--recipe=coat --fsdp.sharding_strategy=FULL_SHARD"), 0);
     expect_status(run(2, "coat-averaged",
                       AVERAGE
-                      "--recipe=coat --fsdp.sharding_strategy=FULL_SHARD --host.moments=all"),
+                      "--recipe=coat --fsdp.sharding_strategy=FULL_SHARD --offload.optimizer=all"),
                   0);
     check_same_losses("coat", "coat-averaged");
     check_mean("coat-averaged", 6, 0x1p-8);

@@ -10,41 +10,88 @@
 
 #include "kernels/runtime/error.h"
 
-/* other: a value other than that of try_complete. with: needed for that value. */
+/* changed: a value other than that of try_complete; value: another one. with: needed for both. */
 static const struct {
-    const char *old_section, *old_key, *section, *key, *value, *other, *with;
+    const char *other, *name, *value, *changed, *with;
     int world;
+    bool earlier;
 } list[] = {
-    { "format", "keep", "activations", "keep", "block", "all", "--recipe=coat", 1 },
-    { "format", "recompute", "activations", "recompute", "one_in_two", "none", "--recipe=coat", 1 },
-    { "format", "forward", "fp8", "forward", "saved", "exact", "--recipe=coat", 1 },
-    { "format", "fast", "fp8", "fast_accumulation", "forward", "none", "--recipe=coat", 1 },
-    { "format", "scales", "fp8", "scales", "microbatch", "step", "--recipe=coat", 1 },
-    { "parallelism", "data_parallel_replicate_degree", "parallelism", "replicate", "2", "1",
-      "--recipe=coat", 2 },
-    { "parallelism", "data_parallel_shard_degree", "parallelism", "shard", "2", "1",
-      "--recipe=coat", 2 },
-    { "parallelism", "context_parallel_degree", "parallelism", "context", "2", "1",
-      "--model.weight_tying=false", 2 },
-    { "parallelism", "tensor_parallel_degree", "parallelism", "tensor", "2", "1", "--recipe=bf16",
-      2 },
-    { "parallelism", "pipeline_parallel_degree", "parallelism", "pipeline", "2", "1",
-      "--model.weight_tying=false", 2 },
-    { "parallelism", "pipeline_parallel_schedule", "parallelism", "pipeline_schedule", "Sequential",
-      "1F1B", "--model.weight_tying=false", 2 },
-    { "lora", "r", "lora", "rank", "4", "2", "--recipe=bf16", 1 },
-    { "lora", "lora_alpha", "lora", "alpha", "3", "2", "--lora.rank=4", 1 },
+    { "format.keep", "activations.keep", "block", "all", "--recipe=coat", 1, true },
+    { "format.recompute", "activations.recompute", "one_in_two", "none", "--recipe=coat", 1, true },
+    { "format.forward", "fp8.forward", "saved", "exact", "--recipe=coat", 1, true },
+    { "format.fast", "fp8.fast_accumulation", "forward", "none", "--recipe=coat", 1, true },
+    { "format.scales", "fp8.scales", "microbatch", "step", "--recipe=coat", 1, true },
+    { "format.stream", "format.residual", "f32", "bf16", "--recipe=fp8", 1, true },
+    { "format.saved", "format.saved_norm_input", "bf16", "e5m2/16", "--recipe=coat", 1, true },
+    { "format.qkv", "format.saved_qkv", "e4m3/16", "bf16", "--recipe=coat", 1, true },
+    { "format.att", "format.saved_attention", "e4m3/16", "bf16", "--recipe=coat", 1, true },
+    { "format.hidden", "format.saved_mlp", "bf16", "e5m2/16", "--recipe=coat", 1, true },
+    { "host.activations", "offload.activations", "all", "never", "--recipe=coat", 1, true },
+    { "host.base", "offload.frozen", "all", "never", "--recipe=coat", 1, true },
+    { "host.moments", "offload.optimizer", "all", "never", "--recipe=coat", 1, true },
+    { "host.master", "offload.master", "all", "never", "--recipe=coat", 1, true },
+    { "mlp_tile", "tiled_mlp_tokens", "128", "256", "--activations.keep=block", 1, true },
+    { "network", "internode_gb_per_s", "45", "5", "--recipe=coat", 1, true },
+    { "optimizer.adjust_lr", "optimizer.adjust_lr_fn", "original", "match_rms_adamw",
+      "--optimizer.name=muon", 1, true },
+    { "parallelism.data_parallel_replicate_degree", "parallelism.replicate", "2", "1",
+      "--recipe=coat", 2, false },
+    { "parallelism.data_parallel_shard_degree", "parallelism.shard", "2", "1", "--recipe=coat", 2,
+      false },
+    { "parallelism.context_parallel_degree", "parallelism.context", "2", "1",
+      "--model.weight_tying=false", 2, false },
+    { "parallelism.tensor_parallel_degree", "parallelism.tensor", "2", "1", "--recipe=bf16", 2,
+      false },
+    { "parallelism.pipeline_parallel_degree", "parallelism.pipeline", "2", "1",
+      "--model.weight_tying=false", 2, false },
+    { "parallelism.pipeline_parallel_schedule", "parallelism.pipeline_schedule", "Sequential",
+      "1F1B", "--model.weight_tying=false", 2, false },
+    { "lora.r", "lora.rank", "4", "2", "--recipe=bf16", 1, false },
+    { "lora.lora_alpha", "lora.alpha", "3", "2", "--lora.rank=4", 1, false },
 };
 enum { COUNT = sizeof list / sizeof list[0] };
 
-static char *line_of(const char *section, const char *key, const char *value)
+/* The key in its section, without it, and the length of the section's name; 0: none. */
+static const char *key_in(const char *name, int *section)
 {
-    return xasprintf("%s: {%s: %s}", section, key, value);
+    const char *dot = strchr(name, '.');
+    *section = dot ? (int)(dot - name) : 0;
+    return dot ? dot + 1 : name;
 }
 
-static char *argument_of(const char *section, const char *key, const char *value)
+static char *line_of(const char *name, const char *value)
 {
-    return xasprintf("--%s.%s=%s", section, key, value);
+    int n;
+    const char *key = key_in(name, &n);
+    return n ? xasprintf("%.*s: {%s: %s}", n, name, key, value) : xasprintf("%s: %s", key, value);
+}
+
+/* Writes x.yaml with `first` and `second`, which may be NULL; returns the line of the first. */
+static int write_names(const char *first, const char *second, const char *value)
+{
+    int n, m = -1;
+    const char *key = key_in(first, &n), *other = second ? key_in(second, &m) : NULL;
+    char *line, *more = second ? line_of(second, value) : xstrdup("");
+    const bool within = strncmp(first, "optimizer.", strlen("optimizer.")) == 0;
+    if (within) /* the section is there */
+        line = xasprintf("learning_rate: 1e-3\n  %s: %s%s%s%s%s", key, value, second ? "\n  " : "",
+                         second ? other : "", second ? ": " : "", second ? value : "");
+    else if (n > 0 && n == m && strncmp(first, second, (size_t)n) == 0)
+        line = xasprintf("%.*s: {%s: %s, %s: %s}", n, first, key, value, other, value);
+    else {
+        char *own = line_of(first, value);
+        line = xasprintf("%s\n%s", own, more);
+        free(own);
+    }
+    const int at = try_write_changed(within ? "learning_rate" : NULL, line);
+    free(line);
+    free(more);
+    return at + within;
+}
+
+static char *argument_of(const char *name, const char *value)
+{
+    return xasprintf("--%s=%s", name, value);
 }
 
 #define NOTE "of earlier versions is read as"
@@ -66,12 +113,10 @@ static void check_same(int i, const char *argument, const char *text)
     assert_string_equal(c->text, text);
     config_free(c);
     assert_true(try_printed(said, sizeof said, 2, list[i].world, list[i].with, argument));
-    const bool earlier = strcmp(list[i].old_section, "format") == 0;
-    assert_int_equal(count(said, NOTE), earlier);
-    if (!earlier)
+    assert_int_equal(count(said, NOTE), list[i].earlier);
+    if (!list[i].earlier)
         return;
-    snprintf(names, sizeof names, "%s.%s %s.%s", list[i].old_section, list[i].old_key,
-             list[i].section, list[i].key);
+    snprintf(names, sizeof names, "%s %s", list[i].other, list[i].name);
     try_names(said, names);
 }
 
@@ -79,11 +124,11 @@ TEST(test_same)
 {
     for (int i = 0; i < COUNT; i++) {
         char said[8192];
-        char *argument = argument_of(list[i].section, list[i].key, list[i].value);
-        char *old = argument_of(list[i].old_section, list[i].old_key, list[i].value);
-        char *old_line = line_of(list[i].old_section, list[i].old_key, list[i].value);
-        char *section =
-            xasprintf("--%s={%s: %s}", list[i].old_section, list[i].old_key, list[i].value);
+        char *argument = argument_of(list[i].name, list[i].value);
+        char *old = argument_of(list[i].other, list[i].value);
+        int n;
+        const char *key = key_in(list[i].other, &n);
+        char *section = xasprintf("--%.*s={%s: %s}", n, list[i].other, key, list[i].value);
         try_write(try_path, try_complete);
         Config *c = try_load(list[i].world, list[i].with, argument, NULL, NULL);
         Config *without = try_load(list[i].world, list[i].with, NULL, NULL, NULL);
@@ -91,14 +136,14 @@ TEST(test_same)
         assert_true(try_printed(said, sizeof said, 2, list[i].world, list[i].with, argument));
         assert_int_equal(count(said, NOTE), 0);
         check_same(i, old, c->text);
-        check_same(i, section, c->text);
-        try_write_changed(NULL, old_line);
+        if (n)
+            check_same(i, section, c->text);
+        write_names(list[i].other, NULL, list[i].value);
         check_same(i, NULL, c->text);
         config_free(c);
         config_free(without);
         free(argument);
         free(old);
-        free(old_line);
         free(section);
     }
 }
@@ -108,17 +153,14 @@ TEST(test_override)
 {
     for (int i = 0; i < COUNT; i++)
         for (int old = 0; old < 2; old++) {
-            const char *const section[2] = { list[i].section, list[i].old_section };
-            const char *const key[2] = { list[i].key, list[i].old_key };
-            char *line = line_of(section[old], key[old], list[i].other);
-            char *argument = argument_of(section[!old], key[!old], list[i].value);
-            char *own = argument_of(list[i].section, list[i].key, list[i].value);
+            const char *const name[2] = { list[i].name, list[i].other };
+            char *argument = argument_of(name[!old], list[i].value);
+            char *own = argument_of(list[i].name, list[i].value);
             try_write(try_path, try_complete);
             Config *expected = try_load(list[i].world, list[i].with, own, NULL, NULL);
-            try_write_changed(NULL, line);
+            write_names(name[old], NULL, list[i].changed);
             check_same(i, argument, expected->text);
             config_free(expected);
-            free(line);
             free(argument);
             free(own);
         }
@@ -129,8 +171,8 @@ TEST(test_both)
 {
     for (int i = 0; i < COUNT; i++) {
         char said[8192], names[512];
-        char *own = argument_of(list[i].section, list[i].key, list[i].value);
-        char *old = argument_of(list[i].old_section, list[i].old_key, list[i].value);
+        char *own = argument_of(list[i].name, list[i].value);
+        char *old = argument_of(list[i].other, list[i].value);
         snprintf(names, sizeof names, "%s %s", own, old);
         try_write(try_path, try_complete);
         for (int order = 0; order < 2; order++) {
@@ -139,29 +181,115 @@ TEST(test_both)
             try_contains(said, "two names of one key");
             try_names(said, names);
         }
-        const bool apart = strcmp(list[i].section, list[i].old_section) != 0;
-        char *lines =
-            apart ? xasprintf("%s: {%s: %s}\n%s: {%s: %s}", list[i].section, list[i].key,
-                              list[i].value, list[i].old_section, list[i].old_key, list[i].value)
-                  : xasprintf("%s: {%s: %s, %s: %s}", list[i].section, list[i].key, list[i].value,
-                              list[i].old_key, list[i].value);
-        const int line = try_write_changed(NULL, lines);
+        const int line = write_names(list[i].other, list[i].name, list[i].value);
         assert_false(try_printed(said, sizeof said, 2, list[i].world, NULL, NULL));
-        snprintf(names, sizeof names, "x.yaml:%d %s.%s %s.%s", line + apart, list[i].old_section,
-                 list[i].old_key, list[i].section, list[i].key);
+        snprintf(names, sizeof names, "x.yaml:%d %s %s", line, list[i].other, list[i].name);
         try_names(said, names);
         free(own);
         free(old);
-        free(lines);
     }
+}
+
+/* A section of earlier versions may be empty; a key that it never had is an error, which names the
+ * present section. */
+TEST(test_section)
+{
+    static const char *const empty[] = { "host:", "host: {}", "host: null", "format:" };
+    char said[8192];
+    try_write(try_path, try_complete);
+    Config *without = try_load(1, NULL, NULL, NULL, NULL);
+    for (size_t i = 0; i < sizeof empty / sizeof empty[0]; i++) {
+        try_write_changed(NULL, empty[i]);
+        Config *c = try_load(1, NULL, NULL, NULL, NULL);
+        assert_string_equal(c->text, without->text);
+        config_free(c);
+        assert_true(try_printed(said, sizeof said, 2, 1, NULL, NULL));
+        assert_int_equal(count(said, NOTE), 0);
+    }
+    config_free(without);
+    static const char *const wrong[] = { "host: {master: all, weights: all}", "host: all",
+                                         "host: []" };
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        try_write_changed(NULL, wrong[i]);
+        assert_false(try_printed(said, sizeof said, 2, 1, NULL, NULL));
+        try_names(said, "host offload");
+    }
+    try_write_changed(NULL, "format: []");
+    assert_false(try_printed(said, sizeof said, 2, 1, NULL, NULL));
+    try_names(said, "format section list");
+    assert_true(try_printed(said, sizeof said, 1, 1, "--help=host", NULL));
+    assert_int_equal(count(said, "  offload."), 4);
+    assert_true(try_printed(said, sizeof said, 1, 1, "--help=format", NULL));
+    assert_int_equal(strncmp(said, "  format.", strlen("  format.")), 0);
+}
+
+/* OLMo-core's skip_step is a truth value, spikes a word. */
+TEST(test_skip_step)
+{
+    static const struct {
+        const char *text;
+        OnSpike spikes;
+    } cases[] = { { "true", SPIKES_SKIP }, { "Yes", SPIKES_SKIP }, { "false", SPIKES_WARN } };
+    char said[8192];
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char *argument = argument_of("skip_step", cases[i].text),
+             *line = line_of("skip_step", cases[i].text);
+        try_write_changed(NULL, "spikes: stop");
+        Config *c = try_load(1, argument, NULL, NULL, NULL);
+        assert_int_equal(c->spikes, cases[i].spikes);
+        config_free(c);
+        try_write_changed(NULL, line);
+        c = try_load(1, NULL, NULL, NULL, NULL);
+        assert_int_equal(c->spikes, cases[i].spikes);
+        config_free(c);
+        assert_true(try_printed(said, sizeof said, 2, 1, NULL, NULL));
+        assert_int_equal(count(said, "skip_step"), 0);
+        assert_false(try_printed(said, sizeof said, 2, 1, argument, "--spikes=warn"));
+        try_names(said, "skip_step spikes");
+        free(argument);
+        free(line);
+    }
+    try_write(try_path, try_complete);
+    assert_false(try_printed(said, sizeof said, 2, 1, "--skip_step=stop", NULL));
+    try_names(said, "skip_step stop true false spikes");
+}
+
+/* intermediate_size is half of mlp_hidden_size. */
+TEST(test_half)
+{
+    char said[8192];
+    try_write(try_path, try_complete);
+    Config *c = try_load(1, "--model.intermediate_size=96", NULL, NULL, NULL),
+           *whole = try_load(1, "--model.mlp_hidden_size=192", NULL, NULL, NULL);
+    assert_int_equal(c->model.mlp_width, 96);
+    assert_string_equal(c->text, whole->text);
+    assert_true(
+        try_printed(said, sizeof said, 2, 1, "--model.intermediate_size=96", "--recipe=coat"));
+    assert_string_equal(said, "");
+    config_free(c);
+    config_free(whole);
+    assert_false(try_printed(said, sizeof said, 2, 1, "--model.intermediate_size=96",
+                             "--model.mlp_hidden_size=192"));
+    try_names(said, "model.intermediate_size 96 model.mlp_hidden_size 192");
+    assert_false(try_printed(said, sizeof said, 2, 1, "--model.intermediate_size=100", NULL));
+    try_names(said, "model.intermediate_size 100 16 96 112");
+    assert_false(
+        try_printed(said, sizeof said, 2, 1, "--model.intermediate_size=1073741824", NULL));
+    try_names(said, "model.intermediate_size 1073741823 1073741824");
+    try_write_hf("{" TRY_LLAMA "}"); /* of 96 */
+    char *from = xasprintf("--load_path=%s", try_folder);
+    c = try_load(1, from, "--model.intermediate_size=112", NULL, NULL);
+    assert_int_equal(c->model.mlp_width, 112);
+    config_free(c);
+    free(from);
 }
 
 /* Saved configurations list all columns of a recipe, most as null, which needs no warning. */
 TEST(test_null)
 {
     char said[8192];
-    try_write_changed(
-        NULL, "format: {keep: null, recompute: null, forward: null, fast: null, scales: null}");
+    try_write_changed(NULL, "format: {keep: null, recompute: null, forward: null, fast: null, "
+                            "scales: null, stream: null, att: null}");
     assert_true(try_printed(said, sizeof said, 2, 1, "--recipe=coat-lean", NULL));
     assert_int_equal(count(said, NOTE), 0);
     Config *c = try_load(1, "--recipe=coat-lean", "--activations.keep=block", NULL, NULL);
@@ -235,13 +363,32 @@ TEST(test_help)
 {
     char said[8192];
     for (int i = 0; i < COUNT; i++) {
-        char *argument = xasprintf("--help=%s.%s", list[i].old_section, list[i].old_key);
-        char *expected = xasprintf("  %s.%s: ", list[i].section, list[i].key);
+        char *argument = argument_of("help", list[i].other);
+        char *expected = xasprintf("%s is read as:\n  %s: ", list[i].other, list[i].name);
         assert_true(try_printed(said, sizeof said, 1, 1, argument, NULL));
         assert_int_equal(strncmp(said, expected, strlen(expected)), 0);
         free(argument);
         free(expected);
     }
+}
+
+/* The changelog lists every name of earlier versions. */
+TEST(test_changelog)
+{
+    char *text = NULL;
+    size_t size = 0;
+    FILE *f = fopen(".github/CHANGELOG.md", "r");
+    assert_non_null(f);
+    assert_true(getdelim(&text, &size, '\0', f) > 0);
+    fclose(f);
+    for (int i = 0; i < COUNT; i++) {
+        char *other = xasprintf("`%s`", list[i].other), *name = xasprintf("`%s`", list[i].name);
+        if (list[i].earlier && (!strstr(text, other) || !strstr(text, name)))
+            fail_msg(".github/CHANGELOG.md does not say that %s is %s", other, name);
+        free(other);
+        free(name);
+    }
+    free(text);
 }
 
 int main(void)

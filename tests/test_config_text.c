@@ -165,23 +165,52 @@ TEST(test_reload_texts)
     }
 }
 
-/* The file of a run as it was written before keys of OLMo and COAT left the program
- * (tests/configs/README.md). */
+static void replace(char **text, const char *from, const char *to)
+{
+    char *at = strstr(*text, from);
+    if (!at)
+        fail_msg("no %s", from);
+    char *all = xasprintf("%.*s%s%s", (int)(at - *text), *text, to, at + strlen(from));
+    free(*text);
+    *text = all;
+}
+
+/* The file of a run of an earlier version (tests/configs/README.md), in the folder of a checkpoint:
+ * it has that version's names. */
 TEST(test_reload_old)
 {
-    char message[4096], saved[sizeof try_path], *text = NULL;
+    static const char *const names[][2] = {
+        { "\n  stream: ", "\n  residual: " },
+        { "\n  saved: ", "\n  saved_norm_input: " },
+        { "\n  qkv: ", "\n  saved_qkv: " },
+        { "\n  att: ", "\n  saved_attention: " },
+        { "\n  hidden: ", "\n  saved_mlp: " },
+        { "\n  adjust_lr: ", "\n  adjust_lr_fn: " },
+        { "\nnetwork: ", "\ninternode_gb_per_s: " },
+        { "\nmlp_tile: ", "\ntiled_mlp_tokens: " },
+        { "\nhost:\n  activations: auto\n  base: auto\n  moments: auto\n  master: auto\n",
+          "\noffload:\n  activations: auto\n  frozen: auto\n  optimizer: auto\n  master: auto\n" },
+    };
+    char message[4096], saved[sizeof try_path], sign[sizeof try_path], *text = NULL;
     size_t size = 0;
-    strcpy(saved, try_path);
-    strcpy(try_path, "tests/configs/old-config.yaml");
-    FILE *f = fopen(try_path, "r");
+    FILE *f = fopen("tests/configs/old-config.yaml", "r");
     assert_non_null(f);
     assert_true(getdelim(&text, &size, '\0', f) > 0);
     fclose(f);
+    strcpy(saved, try_path);
+    snprintf(try_path, sizeof try_path, "%s/config.yaml", try_folder);
+    snprintf(sign, sizeof sign, "%s/trainer.json", try_folder);
+    try_write(try_path, text);
+    try_write(sign, "");
     assert_true(try_printed(message, sizeof message, 2, 1, NULL, NULL));
     assert_string_equal(message, "");
     Config *c = try_load(1, NULL, NULL, NULL, NULL);
-    strcpy(try_path, saved);
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        replace(&text, names[i][0], names[i][1]);
     assert_string_equal(c->text, text);
+    assert_int_equal(remove(sign), 0);
+    assert_int_equal(remove(try_path), 0);
+    strcpy(try_path, saved);
     config_free(c);
     free(text);
 }
@@ -273,7 +302,7 @@ TEST(test_help)
     strcpy(try_path, "configs/tiny.yaml");
     for (int i = 0; i < 2; i++) {
         assert_true(try_printed(text, sizeof text, 1, 1, "--seed=1", i ? "-h" : "--help"));
-        try_contains(text, "usage: mpirun");
+        try_contains(text, "usage: [mpirun");
     }
     strcpy(try_path, "--help=data.paths");
     assert_true(try_printed(text, sizeof text, 1, 1, NULL, NULL));
@@ -304,6 +333,110 @@ TEST(test_help)
     strcpy(try_path, saved);
 }
 
+/* Every mode has a section, in this order, with its options. */
+TEST(test_help_sections)
+{
+    static const char *const parts[] = {
+        "\nThe run, and its mode if it does not train:\n  run_name: ",
+        "  eval_only: ",
+        "\nWith --generate:\n  max_new_tokens: ",
+        "\nWith --dry_run:\n  ranks: ",
+        "\nMemory:\n  device_memory: ",
+        "\nStorage formats and FP8:\n  recipe: ",
+        "\nFrozen weights and adapters:\n  trainable: ",
+        "\nModel:\n  model.",
+        "\nData:\n  data.",
+        "\nBatch and duration:\n  global_train_batch_size: ",
+        "  extend: ",
+        "\nOptimizer:\n  optimizer.name: ",
+        "\nLR schedule:\n  scheduler.name: ",
+        "\nTraining step:\n  average.last: ",
+        "\nCheckpoints:\n  save_folder: ",
+        "\nEvaluation:\n  eval_interval: ",
+        "\nParallelism:\n  fsdp.",
+        "\nCPU offload:\n  offload.activations: ",
+        "\nLog:\n  profile: ",
+        "\nWith --export or --average, which take no CONFIG.yaml:\n  export: ",
+        "  average: ",
+        "  calibration: ",
+    };
+    static char text[1 << 17];
+    const char *at = text;
+    assert_true(try_printed(text, sizeof text, 1, 1, "--help", NULL));
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        if (!(at = strstr(at, parts[i])))
+            fail_msg("not there, or earlier: %s", parts[i]);
+}
+
+/* Keys that earlier versions had, and other names. */
+TEST(test_help_removed)
+{
+    static const struct {
+        const char *name, *now;
+    } cases[] = {
+        { "stop_after", "stop_at" },
+        { "early_stopping_factor", "spikes stop" },
+        { "wandb.project", "scripts/watch.py" },
+        { "quantize_model.fabit", "recipe format" },
+        { "format.expand", "format.moment1 e4m3/128+" },
+        { "evaluators[].subset_num_batches", "eval_subset_num_batches" },
+        { "data.timeout", "none effect" },
+        { "network", "internode_gb_per_s" },
+        { "host.base", "offload.frozen" },
+        { "parallelism.tensor_parallel_degree", "parallelism.tensor" },
+    };
+    char text[8192];
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char *argument = xasprintf("--help=%s", cases[i].name);
+        assert_true(try_printed(text, sizeof text, 1, 1, argument, NULL));
+        try_names(text, cases[i].name);
+        try_names(text, cases[i].now);
+        free(argument);
+    }
+}
+
+/* What bash completes after these words; NULL: nothing of ours, as for names of files. */
+static void check_completion(const char *words, const char *expected)
+{
+    char *command = xasprintf("bash -c '. %s/completion; COMP_WORDS=(./train %s); "
+                              "COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _coat_train 2>/dev/null; "
+                              "echo \"${COMPREPLY[*]}\"'",
+                              try_folder, words);
+    char said[1 << 15];
+    FILE *f = popen(command, "r");
+    said[fread(said, 1, sizeof said - 1, f)] = '\0';
+    assert_int_equal(pclose(f), 0);
+    if (expected)
+        try_names(said, expected);
+    else
+        assert_string_equal(said, "\n");
+    free(command);
+}
+
+TEST(test_completion)
+{
+    static const struct {
+        const char *words, *expected;
+    } cases[] = {
+        { "--offload.", "--offload.activations --offload.frozen --offload.optimizer" },
+        { "x.yaml --dt", "--dtype" },
+        { "--fp8.scales =", "microbatch step" },
+        { "--fp8.scales = m", "microbatch" },
+        { "--try_load_latest_save = t", "true" },
+        { "--help = tiled", "tiled_mlp_tokens" },
+        { "--load_path = con", NULL },
+        { "con", NULL },
+    };
+    static char text[1 << 16];
+    char name[128];
+    assert_true(try_printed(text, sizeof text, 1, 1, "--completion", NULL));
+    snprintf(name, sizeof name, "%s/completion", try_folder);
+    try_write(name, text);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        check_completion(cases[i].words, cases[i].expected);
+    remove(name);
+}
+
 TEST(test_help_unknown)
 {
     static const struct {
@@ -316,7 +449,6 @@ TEST(test_help_unknown)
         { "--help=dampng", "damping" },
         { "--help=calib", "calibration calibration_sequences calibration_length" },
         { "--help=calibration_lenght", "mean calibration_length?" },
-        { "--help=wandb", "wandb scripts/convert_config.py" },
     };
     char text[4096], saved[sizeof try_path];
     strcpy(saved, try_path);
@@ -333,11 +465,13 @@ TEST(test_changes)
 {
     try_write(try_path, try_complete);
     Config *c = try_load(1, "--data.paths=[a.npy, b.npy, c.npy]", "--seed=6198", "--recipe=coat",
-                         "--format.att=e4m3/16");
-    try_contains(c->changes, "run_name=try  recipe=coat  format.att=e4m3/16  model.d_model=64");
+                         "--format.saved_attention=e4m3/16");
+    try_contains(c->changes,
+                 "run_name=try  recipe=coat  format.saved_attention=e4m3/16  model.d_model=64");
     try_contains(c->changes, "data.paths=[a.npy, ... 3 in all]");
-    static const char *const usual[] = { "seed",          "model.head_dim", "model.n_kv_heads",
-                                         "format.hidden", "save_folder",    "eps" };
+    static const char *const usual[] = {
+        "seed", "model.head_dim", "model.n_kv_heads", "format.saved_mlp", "save_folder", "eps"
+    };
     for (size_t i = 0; i < sizeof usual / sizeof usual[0]; i++)
         assert_null(strstr(c->changes, usual[i]));
     for (const char *line = c->changes; *line;

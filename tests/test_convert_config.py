@@ -7,7 +7,7 @@ TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SCRIPT = os.path.join(TOP, "scripts", "convert_config.py")
 TRAIN = os.path.join(TOP, os.environ.get("BUILD", "build/cpu"), "train")
 CONFIGS = os.path.join(TOP, "tests", "configs")
-MACHINE = ("--dry_run", "--ranks=8", "--network=50", "--device_memory=80")
+MACHINE = ("--dry_run", "--ranks=8", "--internode_gb_per_s=50", "--device_memory=80")
 sys.path.insert(0, os.path.join(TOP, "scripts"))
 
 try:
@@ -71,7 +71,7 @@ class ConvertConfig(unittest.TestCase):
 
     def same_plan(self, name, *more):
         with open(os.path.join(CONFIGS, name), encoding="utf-8") as file:
-            settings, model = self.split(file.read())
+            settings, model = self.split(file.read().replace("  network=", "  internode_gb_per_s="))     # the name of then
         now, now_model = self.split(self.plan(*more))
         self.assertEqual(now, settings)
         self.assertEqual(now_model, model)
@@ -111,13 +111,13 @@ class ConvertConfig(unittest.TestCase):
             (lambda t: t.replace("coat_real", "fp8linear"),
              {"recipe": "fp8", "format.moment1": "e4m3/128+", "format.moment2": "e4m3/128+"}),
             (lambda t: t.replace("qgroup_size: 128", "qgroup_size: 256").replace("  group_size: 16", "  group_size: 32"),
-             {"recipe": "coat", "format.saved": "e4m3/32", "format.hidden": "e4m3/32", "format.moment1": "e4m3/256+",
+             {"recipe": "coat", "format.saved_norm_input": "e4m3/32", "format.saved_mlp": "e4m3/32", "format.moment1": "e4m3/256+",
               "format.moment2": "e4m3/256+"}),
             (lambda t: t.replace("second_order_bit: E4M3", "second_order_bit: E5M2").replace(
                 "second_order_expansion: expand", "second_order_expansion: none"),
              {"recipe": "coat", "format.moment2": "e5m2/128"}),
             (lambda t: re.sub(r"(f[awo]bit): E4M3", r"\1: E5M2", t),
-             {"recipe": "coat", "format.saved": "e5m2/16", "format.hidden": "e5m2/16", "format.operand": "e5m2"}),
+             {"recipe": "coat", "format.saved_norm_input": "e5m2/16", "format.saved_mlp": "e5m2/16", "format.operand": "e5m2"}),
             (lambda t: t + "\nrecipe: coat-lean\nactivation_checkpointing: whole_layer\ndistributed_strategy: ddp\n",
              {"recipe": "coat-lean", "activations.keep": "block", "fsdp.sharding_strategy": "NO_SHARD"}),
             (lambda t: t + "\nactivation_checkpointing: one_in_four\n", {"recipe": "coat", "activations.recompute": "one_in_four"}),

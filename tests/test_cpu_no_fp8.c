@@ -55,7 +55,7 @@ TEST(test_recipes)
         { "coat-act", NULL, operand },
         { "coat", NULL, operand },
         { "coat-lean", NULL, operand },
-        { "bf16", "--format.hidden=e4m3/16", NULL },
+        { "bf16", "--format.saved_mlp=e4m3/16", NULL },
         { "bf16", "--format.head=e5m2", "e5m2 (format.head)" },
     };
     for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {

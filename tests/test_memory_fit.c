@@ -249,7 +249,8 @@ TEST(test_does_not_fit)
     expect_output("on the host, GiB: activations of ");
     assert_ptr_equal(strstr(last_line(), "fits: "), last_line());
     expect_status(
-        dry_run(1, "--recipe=bf16 --ranks=1 --device_memory=80 --data=null --host.moments=never"),
+        dry_run(1,
+                "--recipe=bf16 --ranks=1 --device_memory=80 --data=null --offload.optimizer=never"),
         0);
     expect_output("largest micro-batch that fits: none");
     assert_ptr_equal(strstr(last_line(), "DOES NOT FIT: "), last_line());

@@ -47,12 +47,12 @@ TEST(test_choice)
     try_contains(message, "optimizer.ns_steps (optimizer adamw does not have it)");
     assert_true(try_printed(message, sizeof message, 2, 1,
                             "--optimizer={name: muon, momentum: 0.9, per_head: true}", NULL));
-    assert_false(
-        try_printed(message, sizeof message, 2, 1, "--optimizer.name=muon", "--host.moments=all"));
-    try_contains(message, "optimizer.name is muon and host.moments is all");
-    assert_false(
-        try_printed(message, sizeof message, 2, 1, "--optimizer.name=muon", "--host.master=all"));
-    try_contains(message, "optimizer.name is muon and host.master is all");
+    assert_false(try_printed(message, sizeof message, 2, 1, "--optimizer.name=muon",
+                             "--offload.optimizer=all"));
+    try_contains(message, "optimizer.name is muon and offload.optimizer is all");
+    assert_false(try_printed(message, sizeof message, 2, 1, "--optimizer.name=muon",
+                             "--offload.master=all"));
+    try_contains(message, "optimizer.name is muon and offload.master is all");
     assert_false(
         try_printed(message, sizeof message, 2, 1, "--optimizer.name=muon", "--lora.rank=4"));
     try_contains(message, "optimizer.name is muon and lora.rank is 4");

@@ -219,9 +219,9 @@ TEST(test_tensor_statistics)
 /* One of two stages has trained parameters, and keeps their master weights on the host. */
 TEST(test_host_of_one_stage)
 {
-    static const char settings[] =
-        "--recipe=bf16 --model.weight_tying=false --trainable=[model.layers.0.*] --host.master=all "
-        "--optimizer.name=adamw8bit --max_duration=3 --eval_interval=3";
+    static const char settings[] = "--recipe=bf16 --model.weight_tying=false "
+                                   "--trainable=[model.layers.0.*] --offload.master=all "
+                                   "--optimizer.name=adamw8bit --max_duration=3 --eval_interval=3";
     needs_ranks(2);
     expect_status(train(1, "%s --save_folder=%s/one-stage", settings, folder), 0);
     expect_status(

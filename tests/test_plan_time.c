@@ -59,9 +59,9 @@ static const struct {
     { LLAMA_2, T2048 ONE("8") "--recipe=coat-lean", 25504 },
     { LLAMA_2, T2048 ONE("4") "--recipe=coat", 25292 },
     { LLAMA_2, T2048 ONE("8") "--recipe=coat-lean --lora.rank=16 --lora.base=e4m3", 29897 },
-    { LLAMA_2, T2048 ONE("8") "--recipe=coat-lean --host.moments=all", 23742 },
-    { LLAMA_2, T2048 SHAPE_13B ONE("8") "--recipe=coat-lean --host.moments=all", 12584 },
-    { LLAMA_2, T2048 SHAPE_13B ONE("4") "--recipe=coat-lean --host.moments=all", 12288 },
+    { LLAMA_2, T2048 ONE("8") "--recipe=coat-lean --offload.optimizer=all", 23742 },
+    { LLAMA_2, T2048 SHAPE_13B ONE("8") "--recipe=coat-lean --offload.optimizer=all", 12584 },
+    { LLAMA_2, T2048 SHAPE_13B ONE("4") "--recipe=coat-lean --offload.optimizer=all", 12288 },
     { LLAMA_2, T2048 SHAPE_13B ONE("4") "--recipe=coat-lean", 10785 },
     { LLAMA_2, ON_24GB ONE("8") "--recipe=coat-lean --activations.keep=block", 17464 },
     { LLAMA_2, ON_24GB ONE("4") "--recipe=coat-lean --activations.recompute=two_in_three", 17177 },
@@ -82,17 +82,17 @@ static const struct {
     { LLAMA_3,
       LONG "--ranks=1 --model.max_sequence_length=131072 --global_train_batch_size=1 "
            "--activations.keep=attention "
-           "--mlp_tile=131072",
+           "--tiled_mlp_tokens=131072",
       3927 },
     { LLAMA_3,
       LONG "--ranks=1 --model.max_sequence_length=131072 --global_train_batch_size=1 "
            "--activations.keep=attention "
-           "--mlp_tile=16384",
+           "--tiled_mlp_tokens=16384",
       3884 },
     { LLAMA_3,
       LONG "--ranks=1 --model.max_sequence_length=131072 --global_train_batch_size=1 "
            "--activations.keep=block "
-           "--mlp_tile=131072",
+           "--tiled_mlp_tokens=131072",
       3167 },
     { "configs/OLMo-1B.yaml",
       "--ranks=1 --device_memory=79.2 --global_train_batch_size=16 "
@@ -223,7 +223,7 @@ TEST(test_longest_stage)
 TEST(test_network)
 {
     static const char settings[] =
-        "--ranks=2 --gpus_per_host=1 --network=0.0%d --recipe=bf16 --device_memory=139 "
+        "--ranks=2 --gpus_per_host=1 --internode_gb_per_s=0.0%d --recipe=bf16 --device_memory=139 "
         "--model.max_sequence_length=2048 --device_train_microbatch_size=1 "
         "--global_train_batch_size=2 "
         "--fsdp.sharding_strategy=SHARD_GRAD_OP";
@@ -299,13 +299,14 @@ TEST(test_limits)
     expect_limit("--ranks=1 --device_memory=139 --global_train_batch_size=16 "
                  "--device_train_microbatch_size=1",
                  "computation takes");
-    expect_limit("--ranks=64 --network=1 --device_memory=80 --global_train_batch_size=64 "
-                 "--device_train_microbatch_size=1",
-                 "sums of gradients");
+    expect_limit(
+        "--ranks=64 --internode_gb_per_s=1 --device_memory=80 --global_train_batch_size=64 "
+        "--device_train_microbatch_size=1",
+        "sums of gradients");
     expect_limit("--ranks=8 --device_memory=80 --parallelism.tensor=8 --global_train_batch_size=8 "
                  "--device_train_microbatch_size=8",
                  "mostly for what tensor ranks exchange: a smaller parallelism.tensor");
-    expect_limit("--ranks=8 --gpus_per_host=4 --network=45 --device_memory=80 "
+    expect_limit("--ranks=8 --gpus_per_host=4 --internode_gb_per_s=45 --device_memory=80 "
                  "--parallelism.context=8 --global_train_batch_size=8 "
                  "--device_train_microbatch_size=8",
                  "context ranks of several hosts");
@@ -331,11 +332,11 @@ static void expect_printed(const char *arguments, const char *part)
 
 TEST(test_printed)
 {
-    expect_printed(
-        "--ranks=1024 --network=45 --global_train_batch_size=1024 --device_train_microbatch_size=1",
-        "not measured beyond 2 GPUs");
+    expect_printed("--ranks=1024 --internode_gb_per_s=45 --global_train_batch_size=1024 "
+                   "--device_train_microbatch_size=1",
+                   "not measured beyond 2 GPUs");
     expect_printed("--ranks=16 --global_train_batch_size=16 --device_train_microbatch_size=1",
-                   "give --network");
+                   "give --internode_gb_per_s");
     expect_printed(
         "--ranks=2 --global_train_batch_size=4 --device_train_microbatch_size=1 --mesh=auto",
         "1 replicas x 2 shards x 1 context ranks x 1 tensor ranks x 1 stages: ");

@@ -33,7 +33,7 @@ class Setting(single.Configuration):
         if self.keys.get("model.n_kv_heads", 0) is None:
             self.keys["model.n_kv_heads"] = pick([None, 2])
         self.keep["activations.keep"] = pick([None, "all", "inputs", "attention", "block"])
-        self.keys["mlp_tile"] = pick([None, 128]) if self.keep["activations.keep"] == "block" else None
+        self.keys["tiled_mlp_tokens"] = pick([None, 128]) if self.keep["activations.keep"] == "block" else None
         self.keys["sequence_length_warmup"] = pick([None, None, "{min_sequence_length: 32, warmup_steps: 3}"])
         if pick([True, False, False]):
             self.micro = min(self.micro, BATCH // 4)        # of the first steps two ranks have a micro-batch each
@@ -52,7 +52,7 @@ class Setting(single.Configuration):
             self.optimizer = "muon"
             self.keys.update({"optimizer.name": "muon", "optimizer.per_head": pick([True, False]),
                               "optimizer.nesterov": pick([True, True, False]), "optimizer.ns_steps": pick([4, 5]),
-                              "optimizer.adjust_lr": pick(["match_rms_adamw", "original"])})
+                              "optimizer.adjust_lr_fn": pick(["match_rms_adamw", "original"])})
 
     def draw_mesh(self):
         """Drawn again until the settings allow it."""
@@ -63,7 +63,7 @@ class Setting(single.Configuration):
                     "context": pick([1, 1, 2, 4]), "chunks": pick([1, 2, 2]), "sequential": pick([True, False, False]),
                     "strategy": pick(["FULL_SHARD", "SHARD_GRAD_OP"]), "no_shard": pick([True, False, False]),
                     "sync": pick([None, "micro_batch", "batch"]), "precision": pick([None, "pure", "mixed"]),
-                    "host": {f"host.{what}": pick([None, None, "all"]) for what in ("activations", "base", "moments", "master")}}
+                    "host": {f"offload.{what}": pick([None, None, "all"]) for what in ("activations", "frozen", "optimizer", "master")}}
             if self.allows(mesh):
                 return mesh
 
@@ -71,7 +71,7 @@ class Setting(single.Configuration):
         data, stages, chunks = mesh["replicas"] * mesh["shards"], mesh["stages"], mesh["chunks"]
         smallest = BATCH // 2 if "batch_size_warmup" in self.keys else BATCH
         heads = self.keys.get("model.n_kv_heads") or self.keys["model.n_heads"]
-        moves = mesh["host"]["host.moments"] or mesh["host"]["host.master"]
+        moves = mesh["host"]["offload.optimizer"] or mesh["host"]["offload.master"]
         return 1 < ranks_of(mesh) <= RANKS and not (self.optimizer == "muon" and moves) and smallest % (data * self.micro) == 0 and \
             heads % mesh["tensor"] == 0 and 4 % (mesh["context"] * mesh["tensor"]) == 0 and \
             (heads // mesh["tensor"] % mesh["context"] == 0 or mesh["context"] % (heads // mesh["tensor"]) == 0) and \
@@ -84,7 +84,7 @@ class Setting(single.Configuration):
         """What model/config/check_tensor_ranks.c does not refuse: parts of these models have no whole groups of moments or blocks of NF4."""
         grouped = self.optimizer in ("adamw8bit", "muon") or self.recipe in ("fp8-lm", "coat-opt", "coat", "coat-lean")
         return self.keys.get("model.n_kv_heads") != 1 and self.keys.get("model.attention_layer_norm") is not True and \
-            not grouped and self.keys.get("lora.base") != "nf4" and self.keys["mlp_tile"] is None
+            not grouped and self.keys.get("lora.base") != "nf4" and self.keys["tiled_mlp_tokens"] is None
 
     def strategy_of(self, mesh, stages):
         """Keys of a mesh, with its stages or without."""

@@ -217,41 +217,53 @@ TEST(test_other_columns)
     assert_null(strstr(strstr(strstr(output, "resume: ") + 1, "resume: ") + 1, "resume: "));
 }
 
-/* Runs of earlier versions had other names of keys in config.yaml, and of columns in trainer.json.
- * They resume as before, and a changed column is found. */
+/* Makes `copy` of `first` with the names that earlier versions had: of keys in config.yaml, and of
+ * columns in trainer.json. */
+static void copy_as_earlier(void)
+{
+    in_folder("rm -rf copy; cp -r first copy; for f in copy/config.yaml copy/step2/config.yaml; do "
+              "sed -i '/^activations:/,/^  recompute:/d; /^fp8:/,/^  down_scales:/d; "
+              "s/^format:/format:\\n  keep: null    # inputs\\n  recompute: null    # none\\n"
+              "  forward: null    # exact\\n  fast: null    # all\\n  scales: null    # step/' $f; "
+              "grep -q '^  fast: null' $f || exit 1; grep -q '^fp8:' $f && exit 1; done; "
+              "sed -zi 's/,[^,]*\"fp8.down_scales\": \"tensor\"//; "
+              "s/\"activations\\.\\([a-z]*\\)\"/\"\\1\"/g; "
+              "s/\"fp8.fast_accumulation\"/\"fast\"/; s/\"fp8.\\([a-z]*\\)\"/\"\\1\"/g' "
+              "copy/step2/trainer.json; grep -q '\"scales\": \"step\"' copy/step2/trainer.json && "
+              "grep -q '\"keep\": \"inputs\"' copy/step2/trainer.json");
+    in_folder(
+        "sed -i 's/^  residual:/  stream:/; s/^  saved_norm_input:/  saved:/; "
+        "s/^  saved_qkv:/  qkv:/; s/^  saved_attention:/  att:/; s/^  saved_mlp:/  hidden:/; "
+        "s/^  adjust_lr_fn:/  adjust_lr:/; s/^offload:/host:/; s/^  frozen: auto/  base: auto/; "
+        "s/^  optimizer: auto/  moments: auto/; s/^tiled_mlp_tokens:/mlp_tile:/; "
+        "s/^internode_gb_per_s:/network:/' copy/config.yaml copy/step2/config.yaml; "
+        "grep -q '^  base: auto' copy/config.yaml");
+    in_folder("sed -i 's/\"residual\"/\"stream\"/; s/\"saved_norm_input\"/\"saved\"/; "
+              "s/\"saved_qkv\"/\"qkv\"/; s/\"saved_attention\"/\"att\"/; "
+              "s/\"saved_mlp\"/\"hidden\"/' copy/step2/trainer.json; "
+              "grep -q '\"att\": \"bf16\"' copy/step2/trainer.json");
+}
+
+/* They resume as before, and a changed column is found. */
 TEST(test_other_names)
 {
     static const char silent[] =
         "sed -i 's/^  keep: null .*/  keep: inputs/' copy/config.yaml copy/step2/config.yaml; "
         "grep -q '^  keep: inputs' copy/config.yaml";
-    static const char rename[] =
-        "rm -rf copy; cp -r first copy; for f in copy/config.yaml copy/step2/config.yaml; do "
-        "sed -i '/^activations:/,/^  recompute:/d; /^fp8:/,/^  down_scales:/d; "
-        "s/^format:/format:\\n  keep: null    # inputs\\n  recompute: null    # none\\n  forward: "
-        "null    # exact\\n"
-        "  fast: null    # all\\n  scales: null    # step/' $f; grep -q '^  fast: null' $f || exit "
-        "1; "
-        "grep -q '^fp8:' $f && exit 1; done; "
-        "sed -zi 's/,[^,]*\"fp8.down_scales\": \"tensor\"//; "
-        "s/\"activations\\.\\([a-z]*\\)\"/\"\\1\"/g; "
-        "s/\"fp8.fast_accumulation\"/\"fast\"/; s/\"fp8.\\([a-z]*\\)\"/\"\\1\"/g' "
-        "copy/step2/trainer.json; "
-        "grep -q '\"scales\": \"step\"' copy/step2/trainer.json && grep -q '\"keep\": \"inputs\"' "
-        "copy/step2/trainer.json";
     make_first();
-    in_folder(rename);
+    copy_as_earlier();
     expect_status(go_on(1, "copy", ""), 0);
     assert_null(strstr(output, "resume: "));
-    in_folder(rename);
+    copy_as_earlier();
     in_folder(silent);
     expect_status(go_on(1, "copy", ""), 0);
     if (strstr(output, "resume: ") || strstr(output, "earlier versions"))
         fail_msg("%s", output);
-    in_folder(rename);
+    copy_as_earlier();
     expect_status(go_on(1, "copy", "--fp8.fast_accumulation=forward --activations.keep=block"), 0);
     expect_output("resume: activations.keep block, was inputs\nresume: fp8.fast_accumulation "
                   "forward, was all\n");
-    in_folder(rename);
+    copy_as_earlier();
     in_folder(
         "sed -i 's/\"scales\": \"step\"/\"scales\": \"microbatch\"/' copy/step2/trainer.json");
     expect_status(go_on(1, "copy", "--format.keep=inputs"), 0);
@@ -261,6 +273,11 @@ TEST(test_other_names)
                   "'activations.keep'");
     if (strstr(strstr(output, "resume: ") + 1, "resume: "))
         fail_msg("%s", output);
+    copy_as_earlier();
+    in_folder("sed -i 's/\"att\": \"bf16\"/\"att\": \"e4m3\\/16\"/' copy/step2/trainer.json");
+    expect_status(go_on(1, "copy", ""), 0);
+    expect_output("resume: format.saved_attention bf16, was e4m3/16: "
+                  "--format.saved_attention=e4m3/16 continues as before\n");
 }
 
 /* Its manifest has neither checksums nor samples: nothing is verified, and the rest of the run is

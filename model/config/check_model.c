@@ -37,15 +37,26 @@ static void complete_heads(Reader *r)
     model_rules_heads(m, &keys);
 }
 
+#define HIDDEN_SIZE "model.mlp_hidden_size"
+#define HALF_SIZE "model.intermediate_size"
+
 static void complete_mlp(Reader *r, bool from_hf)
 {
     ModelConfig *m = &r->s->c.model;
-    if (reader_given(r, "model.mlp_hidden_size")) {
-        if (r->s->mlp_hidden_size % 2 != 0)
-            die("%s: model.mlp_hidden_size %ld counts both halves of SwiGLU, so it must be even",
-                reader_where(r, "model.mlp_hidden_size"), r->s->mlp_hidden_size);
+    const bool both = reader_given(r, HIDDEN_SIZE);
+    if (both && r->s->mlp_hidden_size % 2 != 0)
+        die("%s: " HIDDEN_SIZE " %ld counts both halves of SwiGLU, so it must be even",
+            reader_where(r, HIDDEN_SIZE), r->s->mlp_hidden_size);
+    if (both && r->s->intermediate_size)
+        die("%s: " HIDDEN_SIZE " is %ld and " HALF_SIZE " %d (%s); the second is half of the "
+            "first: give only one of them",
+            reader_where(r, HIDDEN_SIZE), r->s->mlp_hidden_size, r->s->intermediate_size,
+            reader_where(r, HALF_SIZE));
+    if (both)
         m->mlp_width = (int)(r->s->mlp_hidden_size / 2);
-    } else if (reader_given(r, "model.mlp_ratio") || !from_hf) {
+    else if (r->s->intermediate_size)
+        m->mlp_width = r->s->intermediate_size;
+    else if (reader_given(r, "model.mlp_ratio") || !from_hf) {
         double width = r->s->mlp_ratio * m->d_model / 2;
         if (width < 1 || width > 2147483647 || width != floor(width))
             die("%s: model.mlp_ratio %g makes both halves of the MLP %g wide; give "
@@ -67,7 +78,8 @@ static void check_widths(const Reader *r)
         long width;
     } list[] = {
         { "model.d_model", "the residual stream", m->d_model },
-        { "model.mlp_hidden_size", "each half of the MLP", m->mlp_width },
+        { reader_given(r, HALF_SIZE) ? HALF_SIZE : HIDDEN_SIZE, "each half of the MLP",
+          m->mlp_width },
         { "model.n_heads", "all query heads together", (long)m->n_heads * m->head_dim },
         { "model.n_kv_heads", "q, k and v together",
           (m->n_heads + 2L * m->n_kv_heads) * m->head_dim },

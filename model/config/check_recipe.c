@@ -35,7 +35,7 @@ static void note_unread(Reader *r, const Optimizer *o)
         { "optimizer.nesterov", o->has & HAS_NEWTON_SCHULZ },
         { "optimizer.ns_steps", o->has & HAS_NEWTON_SCHULZ },
         { "optimizer.ns_eps", o->has & HAS_NEWTON_SCHULZ },
-        { "optimizer.adjust_lr", o->has & HAS_NEWTON_SCHULZ },
+        { "optimizer.adjust_lr_fn", o->has & HAS_NEWTON_SCHULZ },
         { "optimizer.per_head", o->has & HAS_NEWTON_SCHULZ },
     };
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
@@ -51,7 +51,7 @@ static void check_muon(Reader *r)
     const struct {
         const char *key;
         HostUse use;
-    } host[] = { { "host.moments", c->host.moments }, { "host.master", c->host.master } };
+    } host[] = { { "offload.optimizer", c->host.moments }, { "offload.master", c->host.master } };
     if (c->model.lora.rank > 0)
         die("%s: optimizer.name is muon and lora.rank is %d; Muon orthogonalizes the blocks' "
             "matrices, not adapters: use "
@@ -189,7 +189,7 @@ static void check_columns(Reader *r)
     const struct {
         const char *name;
         Format format;
-    } wide[] = { { "format.stream", c->stream },
+    } wide[] = { { "format.residual", c->stream },
                  { "format.master", c->master },
                  { "format.grads", c->grads },
                  { "format.frozen", c->frozen } };
@@ -197,10 +197,10 @@ static void check_columns(Reader *r)
         if (format_has_scales(wide[i].format))
             die("%s: %s cannot be %s; use bf16 or f32", reader_where(r, wide[i].name), wide[i].name,
                 format_name(wide[i].format));
-    check_groups(r, "format.saved", c->saved, m->d_model);
-    check_groups(r, "format.qkv", c->qkv, q + 2 * kv);
-    check_groups(r, "format.att", c->att, q);
-    check_groups(r, "format.hidden", c->hidden, 2 * m->mlp_width);
+    check_groups(r, "format.saved_norm_input", c->saved, m->d_model);
+    check_groups(r, "format.saved_qkv", c->qkv, q + 2 * kv);
+    check_groups(r, "format.saved_attention", c->att, q);
+    check_groups(r, "format.saved_mlp", c->hidden, 2 * m->mlp_width);
     check_groups(r, "format.operand", c->operand, 0);
     check_groups(r, "format.gradient", c->gradient, 0);
     const char *given = reader_given(r, "format.gradient") ? "format.gradient" : "format.operand";
@@ -211,8 +211,8 @@ static void check_columns(Reader *r)
     check_groups(r, "format.head", c->head, 0);
     if (reader_given(r, "format.head") && !format_is_fp8(c->head) &&
         !format_equal(c->head, c->stream))
-        die("%s: format.head is %s and format.stream %s; the head's GEMMs are in FP8 or in the "
-            "stream's format: use e5m2 or %s",
+        die("%s: format.head is %s and format.residual %s; the head's GEMMs are in FP8 or in that "
+            "format: use e5m2 or %s",
             reader_where(r, "format.head"), format_name(c->head), format_name(c->stream),
             format_name(c->stream));
     check_moments(r);

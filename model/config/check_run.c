@@ -84,19 +84,21 @@ static void check_tile(Reader *r)
 {
     enum { MULTIPLE = 128 };
     const Config *c = &r->s->c;
-    const char *where = reader_where(r, "mlp_tile");
+    const char *where = reader_where(r, "tiled_mlp_tokens");
     if (c->mlp_tile == 0)
         return;
     if (c->mlp_tile % MULTIPLE != 0)
-        die("%s: mlp_tile %d is not a multiple of %d, so FP8 operands would not be aligned; "
-            "--mlp_tile=%d would be",
+        die("%s: tiled_mlp_tokens %d is not a multiple of %d, so FP8 operands would not be "
+            "aligned; "
+            "--tiled_mlp_tokens=%d would be",
             where, c->mlp_tile, MULTIPLE,
             c->mlp_tile <= INT_MAX - MULTIPLE ? (c->mlp_tile + MULTIPLE - 1) / MULTIPLE * MULTIPLE
                                               : c->mlp_tile / MULTIPLE * MULTIPLE);
     if (!recipe_recomputes(&c->recipe))
-        die("%s: mlp_tile %d: forward saves the MLP of all tokens in every block, so tiles would "
+        die("%s: tiled_mlp_tokens %d: forward saves the MLP of all tokens in every block, so tiles "
+            "would "
             "save nothing; let backward run "
-            "blocks again (--activations.keep=block), or use --mlp_tile=0",
+            "blocks again (--activations.keep=block), or use --tiled_mlp_tokens=0",
             where, c->mlp_tile);
 }
 

@@ -12,8 +12,8 @@ static char *refused_combination(const Config *c)
         bool asked;
         const char *what;
     } list[] = {
-        { c->mlp_tile > 0 && !c->generate,
-          "mlp_tile: the MLP of tokens of several ranks cannot be in tiles; use --mlp_tile=0" },
+        { c->mlp_tile > 0 && !c->generate, "tiled_mlp_tokens: the MLP of tokens of several ranks "
+                                           "cannot be in tiles; use --tiled_mlp_tokens=0" },
         { c->model.qk_norm == QK_NORM_WIDTH,
           "q and k are normed over all heads; a rank has only some" },
         { c->model.image.feature_size > 0, "a model with images cannot be cut yet" },
@@ -57,9 +57,9 @@ static char *refused_parts(const Config *c, int n, int world)
         Format f;
         long width;
     } saved[] = {
-        { "format.qkv", c->recipe.qkv, (m->n_heads + 2L * m->n_kv_heads) * m->head_dim },
-        { "format.att", c->recipe.att, (long)m->n_heads * m->head_dim },
-        { "format.hidden", c->recipe.hidden, 2L * m->mlp_width },
+        { "format.saved_qkv", c->recipe.qkv, (m->n_heads + 2L * m->n_kv_heads) * m->head_dim },
+        { "format.saved_attention", c->recipe.att, (long)m->n_heads * m->head_dim },
+        { "format.saved_mlp", c->recipe.hidden, 2L * m->mlp_width },
     };
     for (size_t i = 0; i < sizeof list / sizeof *list; i++)
         if (list[i].width % (MULTIPLE * n) != 0)

@@ -108,7 +108,7 @@ static bool read_hf(Reader *r)
 static bool is_question(const char *argument)
 {
     return strncmp(argument, "--help", 6) == 0 || strcmp(argument, "-h") == 0 ||
-           strcmp(argument, "--version") == 0;
+           strcmp(argument, "--version") == 0 || strcmp(argument, "--completion") == 0;
 }
 
 /* All ranks run this, so that all die on a wrong key; rank 0 prints. */
@@ -120,6 +120,8 @@ static Config *answer(const char *argument)
         die("/dev/null: cannot write: %m");
     if (strcmp(argument, "--version") == 0)
         help_version(f);
+    else if (strcmp(argument, "--completion") == 0)
+        help_completion(f);
     else if (name && strcmp(name, "markdown") == 0)
         help_markdown(f);
     else

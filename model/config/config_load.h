@@ -2,8 +2,9 @@
 #pragma once
 #include "model/shape/config.h"
 
-/* Reads argv[1], unless it is a setting, and the --a.b=c after it. NULL after printing help or the
- * version, for --help, --help=key or --version anywhere, or the usage if there is no argument.
+/* Reads argv[1], unless it is a setting, and the --a.b=c after it. NULL after printing help, the
+ * version or the completion, for --help, --help=key, --version or --completion anywhere, or the
+ * usage if there is no argument.
  * Errors name file:line, the value found, the values expected, the nearest key. `world`: number of
  * ranks, to check the batch. `latest`: returns the newest checkpoint of a save_folder (malloc'ed;
  * NULL: there is none); a run that continues it takes the model's description from it. */

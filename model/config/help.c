@@ -1,4 +1,5 @@
-/* Texts made from the table of keys: usage, --help, and the table in configs/README.md. */
+/* Texts made from the table of keys: usage, --help, completion, and the table in
+ * configs/README.md. */
 #include "model/config/help.h"
 
 #include <string.h>
@@ -50,30 +51,67 @@ static void print_key(FILE *f, const ConfigKey *k)
     fprintf(f, "\n      %s\n", k->help);
 }
 
+/* Headings of --help, each above the key that it names. */
+static const struct {
+    const char *first, *text;
+} sections[] = {
+    { "run_name", "The run, and its mode if it does not train" },
+    { "max_new_tokens", "With --generate" },
+    { "ranks", "With --dry_run" },
+    { "device_memory", "Memory" },
+    { "recipe", "Storage formats and FP8" },
+    { "trainable", "Frozen weights and adapters" },
+    { "model.architecture", "Model" },
+    { "data.paths", "Data" },
+    { "global_train_batch_size", "Batch and duration" },
+    { "optimizer.name", "Optimizer" },
+    { "scheduler.name", "LR schedule" },
+    { "average.last", "Training step" },
+    { "save_folder", "Checkpoints" },
+    { "eval_interval", "Evaluation" },
+    { "fsdp.sharding_strategy", "Parallelism" },
+    { "offload.activations", "CPU offload" },
+    { "profile", "Log" },
+};
+enum { NUM_SECTIONS = sizeof sections / sizeof sections[0] };
+
+static void print_heading(FILE *f, const char *key)
+{
+    for (int i = 0; i < NUM_SECTIONS; i++)
+        if (strcmp(sections[i].first, key) == 0)
+            fprintf(f, "\n%s:\n", sections[i].text);
+}
+
 static void print_all(FILE *f)
 {
-    fputs("usage: mpirun -n <ranks> ./train config.yaml [--key=value ...]\n"
-          "       ./train --export=<checkpoint> [--dtype=bf16|f16|f32|fp8|int8|int4|nf4] [...] "
-          "<folder>\n"
-          "       ./train --average=<a>,<b>,<c>[:<weights>] [--dtype=...] [...] <folder>\n"
-          "       ./train --help | --help=<key or section> | --help=markdown | --version\n\n"
-          "Trains a Llama, Mistral, OLMo, Qwen, SmolLM3 or LLaVA model as described by the file; "
-          "--key=value changes a\n"
-          "setting, as in --max_duration=100, --data.paths=[a.npy,b.npy], --save_overwrite. "
-          "--export writes a checkpoint (stepN, or the\n"
-          "latest of a save_folder) as a folder for other programs: weights in one type with "
-          "adapters merged, config.json\n"
-          "and tokenizer, without states of the training; --average writes the mean of several; "
-          "--help=export lists the\n"
-          "options of both. Keys have OLMo's names:\n\n",
+    fputs("usage: [mpirun -n RANKS] ./train [CONFIG.yaml] [--key=value ...]\n\n"
+          "  CONFIG.yaml                                  train the model that the file describes\n"
+          "  --load_path=FOLDER --data.paths=FILES        fine-tune a model without a file\n"
+          "  CONFIG.yaml --dry_run                        plan memory and time\n"
+          "  CONFIG.yaml --load_path=FOLDER --eval_only   evaluate a checkpoint\n"
+          "  --load_path=FOLDER --generate=PROMPTS        continue prompts\n"
+          "  runs/x/config.yaml --extend=runs/x           train longer, or decay\n"
+          "  --export=CHECKPOINT [...] FOLDER             write a checkpoint for other programs\n"
+          "  --average=A,B,C [...] FOLDER                 write the mean of several models\n"
+          "  --help=KEY, --help=SECTION, --help=export    explain a key, a section, exports\n"
+          "  --completion                                 print the completion for bash\n"
+          "  --version                                    print the version and the back end\n\n"
+          "--key=value replaces a setting of the file, as in --max_duration=100, "
+          "--data.paths=[a.npy,b.npy],\n"
+          "--save_overwrite. Keys have OLMo's names.\n",
           f);
-    for (const ConfigKey *k = config_keys; k->name; k++)
+    for (const ConfigKey *k = config_keys; k->name; k++) {
+        print_heading(f, k->name);
         if ((k->type & TYPE_MASK) < FIXED)
             print_key(f, k);
+    }
     fputs("\nAccepted with one value only:\n", f);
     for (const ConfigKey *k = config_keys; k->name; k++)
         if ((k->type & TYPE_MASK) == FIXED)
             fprintf(f, "  %s: %s (%s)\n", k->name, k->choices, k->help);
+    fputs("\nWith --export or --average, which take no CONFIG.yaml:\n", f);
+    for (const ConfigKey *k = export_options_keys; k->name; k++)
+        print_key(f, k);
 }
 
 /* Suggests the most similar key or option of an export, or those that contain the word, such as
@@ -82,7 +120,6 @@ static _Noreturn void unknown_key(const char *name)
 {
     const ConfigKey *const tables[] = { config_keys, export_options_keys };
     char near[512] = "";
-    names_refuse_foreign("--help", name);
     int count = 0;
     const char *best = suggest_key(tables, 2, name);
     for (int i = 0; i < 2; i++)
@@ -111,6 +148,19 @@ static bool print_keys(FILE *f, const char *heading, const ConfigKey *keys, cons
     return found;
 }
 
+/* An earlier name, or that of another program, and a key that was removed. */
+static bool print_other(FILE *f, const char *name)
+{
+    const char *own = names_current(name), *now = names_replacement(name);
+    if (own != name) {
+        fprintf(f, "%s is read as:\n", name);
+        if (!print_keys(f, "", config_keys, own))
+            print_key(f, key_find(own));
+    } else if (now)
+        fprintf(f, "%s was removed; what replaces it: %s\n", name, now);
+    return own != name || now;
+}
+
 void help_print(FILE *f, const char *name)
 {
     if (!name) {
@@ -122,13 +172,13 @@ void help_print(FILE *f, const char *name)
             print_key(f, k);
         return;
     }
-    const char *own = names_current(name);
-    const bool found = print_keys(f, "", config_keys, own);
-    const ConfigKey *k = found ? NULL : key_find(own);
+    const bool found = print_keys(f, "", config_keys, name);
+    const ConfigKey *k = found ? NULL : key_find(name);
     if (k)
         print_key(f, k);
-    if (!print_keys(f, "with --export:\n", export_options_keys, name) && !found && !k)
-        unknown_key(own);
+    if (!print_keys(f, "with --export:\n", export_options_keys, name) && !found && !k &&
+        !print_other(f, name))
+        unknown_key(name);
 }
 
 /* | ends a cell of a markdown table. */
@@ -157,4 +207,52 @@ void help_markdown(FILE *f)
         print_cell(f, k->help);
         fputs(" |\n", f);
     }
+}
+
+/* ---- bash ------------------------------------------------------------------------------------ */
+
+/* The names of all keys, each after `dashes`. */
+static void print_names(FILE *f, const char *dashes)
+{
+    const ConfigKey *const tables[] = { config_keys, export_options_keys };
+    for (int i = 0; i < 2; i++)
+        for (const ConfigKey *k = tables[i]; k->name; k++)
+            if (!key_element_prefix(k->name) && (k->type & TYPE_MASK) != FIXED)
+                fprintf(f, "%s%s ", dashes, k->name);
+}
+
+/* The words that a key may have, as a case of bash. */
+static void print_words(FILE *f, const ConfigKey *k)
+{
+    const int type = k->type & TYPE_MASK;
+    if (key_element_prefix(k->name) || (type != BOOL && type != CHOICE))
+        return;
+    fprintf(f, "    --%s) words=\"%s", k->name, type == BOOL ? "true false" : "");
+    for (const Word *w = k->words; type == CHOICE && w->word; w++)
+        fprintf(f, "%s ", w->word);
+    fputs("\" ;;\n", f);
+}
+
+void help_completion(FILE *f)
+{
+    fputs(
+        "# completion of ./train in bash: source <(./train --completion)\n"
+        "_coat_train()\n{\n"
+        "    local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} key= words=\n"
+        "    [ \"$word\" = = ] && key=$before word=\n"
+        "    [ \"$before\" = = ] && key=${COMP_WORDS[COMP_CWORD-2]}\n"
+        "    case $key in\n    --help) words=\"",
+        f);
+    print_names(f, "");
+    fputs("export\" ;;\n", f);
+    for (const ConfigKey *k = config_keys; k->name; k++)
+        print_words(f, k);
+    for (const ConfigKey *k = export_options_keys; k->name; k++)
+        print_words(f, k);
+    fputs("    '') [[ $word != -* ]] || { compopt -o nospace; words=\"--help --version ", f);
+    print_names(f, "--");
+    fputs("\"; } ;;\n    esac\n"
+          "    COMPREPLY=($(compgen -W \"$words\" -- \"$word\"))\n}\n"
+          "complete -o default -F _coat_train train\n",
+          f);
 }

@@ -8,3 +8,5 @@ void help_version(FILE *f); /* ./train --version */
 void help_print(FILE *f, const char *name);
 /* ./train --help=markdown: the table in configs/README.md */
 void help_markdown(FILE *f);
+/* ./train --completion: a script for bash */
+void help_completion(FILE *f);

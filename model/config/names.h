@@ -2,7 +2,7 @@
 #pragma once
 #include "model/keys/yaml.h"
 
-/* the table's name of this key; `name` itself if it is none's other name */
+/* the table's name of this key or section; `name` itself if it is none's other name */
 const char *names_current(const char *name);
 /* the first other name of the table's key, or NULL */
 const char *names_other(const char *name);
@@ -11,5 +11,5 @@ const char *names_other(const char *name);
 void names_check(const YamlNode *root);
 /* Gives all keys the table's names. */
 void names_rename(YamlNode *root);
-/* Dies if the key is one of OLMo or COAT that only scripts/convert_config.py reads. */
-void names_refuse_foreign(const char *where, const char *name);
+/* what replaces a key that was removed, or one of a section that was; NULL: `name` was no key */
+const char *names_replacement(const char *name);

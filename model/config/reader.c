@@ -86,8 +86,13 @@ static bool is_section(const char *name)
 
 static _Noreturn void unknown(const YamlNode *n, const char *name)
 {
-    names_refuse_foreign(yaml_where(n), name);
-    const char *near = suggest_key((const ConfigKey *const[]){ config_keys }, 1, name);
+    const char *now = names_replacement(name);
+    if (now)
+        die("%s: the key '%s' was removed; what replaces it: %s. For a file of OLMo or COAT: "
+            "python3 scripts/convert_config.py FILE > mine.yaml",
+            yaml_where(n), name, now);
+    const char *own = names_current(name), /* of a section of earlier versions */
+        *near = own != name ? own : suggest_key((const ConfigKey *const[]){ config_keys }, 1, name);
     if (near)
         die("%s: unknown key '%s'; did you mean '%s'?", yaml_where(n), name, near);
     die("%s: unknown key '%s'; ./train --help lists all. scripts/convert_config.py converts files "

@@ -32,7 +32,7 @@ const ConfigKey config_keys[] = {
     GENERATE_FEATURES_ROW,
     OPTION("ranks", INT, "null", 0, 1, MANY, C(ranks), "dry_run: number of ranks to plan for; default: the started ranks"),
     NUMBER("gpus_per_host", INT, "8", 1, 1024, C(gpus_per_host), "dry_run: GPUs of each host, for the time that it predicts"),
-    OPTION("network", DOUBLE, "null", 0, TINY, 1e6, C(network), "dry_run: GB/s (10^9 bytes) of each GPU to other hosts"),
+    OPTION("internode_gb_per_s", DOUBLE, "null", 0, TINY, 1e6, C(network), "dry_run: GB/s (10^9 bytes) of each GPU to other hosts"),
     WORD  ("mesh", CHOICE, "given", meshes, C(mesh_auto),
            "dry_run: auto also names the three fastest meshes that fit"),
     OPTION("device_memory", DOUBLE, "null", 0, TINY, 1e6, C(device_memory),
@@ -42,11 +42,11 @@ const ConfigKey config_keys[] = {
 
     /* ---- numbers ---- */
     OTHER ("recipe", STRING, "null", X(recipe), "storage formats of all tensors; default: coat; of eval_only and generate bf16"),
-    COLUMN("format.stream", WIDE, C(recipe.stream), "residual stream"),
-    COLUMN("format.saved", GROUPS, C(recipe.saved), "norm inputs kept for backward"),
-    COLUMN("format.qkv", GROUPS, C(recipe.qkv), "q, k, v kept for backward"),
-    COLUMN("format.att", GROUPS, C(recipe.att), "attention output kept for backward"),
-    COLUMN("format.hidden", GROUPS, C(recipe.hidden), "gate and up kept for backward"),
+    COLUMN("format.residual", WIDE, C(recipe.stream), "residual stream"),
+    COLUMN("format.saved_norm_input", GROUPS, C(recipe.saved), "norm inputs kept for backward"),
+    COLUMN("format.saved_qkv", GROUPS, C(recipe.qkv), "q, k, v kept for backward"),
+    COLUMN("format.saved_attention", GROUPS, C(recipe.att), "attention output kept for backward"),
+    COLUMN("format.saved_mlp", GROUPS, C(recipe.hidden), "gate and up kept for backward"),
     COLUMN("format.operand", ONE_SCALE, C(recipe.operand), "GEMM operands: activations and weights"),
     COLUMN("format.gradient", ONE_SCALE, C(recipe.gradient), "GEMM operands: gradients"),
     COLUMN("format.head", ONE_SCALE, C(recipe.head), "gradient of the logits; e5m2: both GEMMs of the head's backward "
@@ -111,6 +111,8 @@ const ConfigKey config_keys[] = {
     OPTION("model.head_dim", INT, "null", 0, 2, 4096, C(model.head_dim), "width of a head; default d_model / n_heads"),
     OPTION("model.mlp_hidden_size", LONG, "null", 0, 2, MANY - 1, X(mlp_hidden_size),
            "both halves of SwiGLU: twice Hugging Face's intermediate_size"),
+    OPTION("model.intermediate_size", INT | SPENT, "null", 0, 1, (MANY - 1) / 2, X(intermediate_size),
+           "half of mlp_hidden_size, as in Hugging Face's config.json; give only one of both"),
     NUMBER("model.mlp_ratio", DOUBLE | SPENT, "4", TINY, 1e6, X(mlp_ratio),
            "mlp_hidden_size / d_model, if mlp_hidden_size is not given"),
     NUMBER("model.max_sequence_length", INT, "1024", 2, 1 << 24, C(model.max_sequence_length),
@@ -275,7 +277,7 @@ const ConfigKey config_keys[] = {
            "add the z-loss, auxiliary_loss_multiplier * log(Z)^2"),
     OPTION("auxiliary_loss_multiplier", DOUBLE, "1e-4", 0, 0, 1e3, X(auxiliary_loss_multiplier), "factor of the z-loss"),
     NUMBER("loss_chunk", INT, "0", 0, MANY, C(loss_chunk), "tokens whose logits exist at once; 0: automatic"),
-    NUMBER("mlp_tile", INT, "0", 0, MANY, C(mlp_tile),
+    NUMBER("tiled_mlp_tokens", INT, "0", 0, MANY, C(mlp_tile),
            "tokens whose MLP is computed at once (tiled MLP) in blocks whose MLP backward recomputes, a multiple of 128. Each tile "
            "has its own FP8 scales. 0: no tiles, or tiles of 16384 if nothing else fits device_memory; all tokens of a "
            "micro-batch: never tiles. With quant_stats_interval there are no tiles"),
@@ -355,17 +357,17 @@ const ConfigKey config_keys[] = {
     MESH_ROWS,
 
     /* ---- the host's memory ---- */
-    WORD  ("host.activations", CHOICE, "auto", host_uses, C(host.activations),
+    WORD  ("offload.activations", CHOICE, "auto", host_uses, C(host.activations),
            "keep saved activations in host memory between forward and backward; results are the same. auto: those of as many "
            "blocks as exceed device_memory; all: those of all blocks that are not in use. Pipeline stages count a block once for "
            "each micro-batch in flight"),
-    WORD  ("host.base", CHOICE, "auto", host_uses, C(host.frozen),
+    WORD  ("offload.frozen", CHOICE, "auto", host_uses, C(host.frozen),
            "keep frozen weights of blocks, as under adapters, in host memory; they are copied to the device before each block"),
-    WORD  ("host.moments", CHOICE, "auto", host_uses, C(host.moments),
+    WORD  ("offload.optimizer", CHOICE, "auto", host_uses, C(host.moments),
            "keep the optimizer's states in host memory; they are copied to the device, part by part, for its step"),
-    WORD  ("host.master", CHOICE, "auto", host_uses, C(host.master),
+    WORD  ("offload.master", CHOICE, "auto", host_uses, C(host.master),
            "keep master weights of blocks in host memory, if the device computes in a smaller format. auto moves activations "
-           "first, then base, moments and master weights, each only as far as needed"),
+           "first, then frozen weights, optimizer states and master weights, each only as far as needed"),
 
     /* ---- the log ---- */
     NUMBER("profile", INT, "0", 0, 1000, C(profile),

@@ -11,7 +11,7 @@
         NUMBER("optimizer.ns_eps", DOUBLE, "1e-7", 1e-15, 1, C(optimizer.ns_eps), \
                "muon: least norm that a matrix is divided by; `eps` of torch.optim.Muon"), \
         WORD( \
-            "optimizer.adjust_lr", CHOICE, "match_rms_adamw", \
+            "optimizer.adjust_lr_fn", CHOICE, "match_rms_adamw", \
             WORDS({ "match_rms_adamw", ADJUST_MATCH_RMS_ADAMW }, { "original", ADJUST_ORIGINAL }), \
             C(optimizer.adjust_lr), \
             "muon: what multiplies the learning rate of a matrix. match_rms_adamw: 0.2 " \

@@ -78,7 +78,8 @@ typedef enum { EVALUATOR_LM, EVALUATOR_DOWNSTREAM } EvaluatorType;
 typedef struct {
     Config c;
     char *recipe;
-    long mlp_hidden_size; /* both halves of SwiGLU; 0: from mlp_ratio */
+    long mlp_hidden_size;  /* both halves of SwiGLU; 0: from mlp_ratio */
+    int intermediate_size; /* 0: not given */
     double mlp_ratio;
     bool multi_query_attention;
     char *architecture; /* of model.architecture */

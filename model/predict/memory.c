@@ -466,7 +466,7 @@ void memory_check_host(const Model *m, const ParamStore *store, const Config *c)
             "than the "
             "%.2f that each of the %d ranks here can take of this host, or of its container "
             "(cgroup memory.max). Less goes to the "
-            "host with host.*=never, a smaller device_train_microbatch_size, "
+            "host with offload.*=never, a smaller device_train_microbatch_size, "
             "activations.keep=block or more ranks; see --dry_run",
             gib(moved), gib(snapshot), gib(moved + snapshot - left), gib(left), comm_local_size());
 }

@@ -217,7 +217,8 @@ void plan_time_print(const Config *c)
         if (comm_rank() == 0)
             print_step(c, &t);
     } else if (comm_rank() == 0 && !config_forward_only(c))
-        printf("time of a step: give --network, the GB/s of each GPU between hosts, to predict it "
+        printf("time of a step: give --internode_gb_per_s, the GB/s of each GPU between hosts, to "
+               "predict it "
                "for %d ranks on hosts of %d "
                "GPUs\n",
                c->ranks, c->gpus_per_host);

@@ -6,7 +6,7 @@
 enum { PLAN_TIME_MEASURED_RANKS = 2 };
 
 /* A step of the configured mesh; and whether there is one: a mesh of several hosts needs
- * `network`. */
+ * `internode_gb_per_s`. */
 bool plan_time_is_known(const Config *c);
 StepTime plan_time(const Config *c);
 

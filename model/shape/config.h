@@ -374,7 +374,7 @@ typedef struct {
     long quant_stats_interval;
     /* steps to trace, from the third of the run on; 0: none */
     int profile;
-    /* offload.h, param_store.h; frozen: host.base */
+    /* offload.h, param_store.h; frozen: offload.frozen */
     struct {
         HostUse activations, frozen, moments, master;
     } host;

@@ -7,7 +7,7 @@
  * values are in E5M2's range. NF4 is stored tensor by tensor in whole groups (nf4.h). If GEMMs are
  * in FP8, codes and transposed codes are made from it in one pass each, with the scale of the
  * matrix's amax. Recipes without FP8 operands read either in the stream's format. Operands of two
- * blocks exist at a time (of one on a single rank without host.base), plus those of units that stay
+ * blocks exist at a time (of one on a single rank without offload.frozen), plus those of units that stay
  * gathered (fsdp.h).
  *
  * A tensor rank has the codes of one rank for its part: each encodes, or reads, the whole matrix.
