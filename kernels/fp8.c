@@ -55,19 +55,6 @@ static float float_of(uint32_t u)
     return x;
 }
 
-float bf16_decode(uint16_t code)
-{
-    return float_of((uint32_t)code << 16);
-}
-
-uint16_t bf16_encode(float x)
-{
-    uint32_t u = bits_of(x);
-    if (isnan(x))
-        return 0x7fff;
-    return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
-}
-
 float fp8_decode(uint8_t code, DType d)
 {
     int mantissa_bits = d == E4M3 ? 3 : 2, bias = d == E4M3 ? 7 : 15;
@@ -85,18 +72,21 @@ float fp8_decode(uint8_t code, DType d)
 /* A normal result: the float's bits with the exponent re-biased, cut after the remaining mantissa
  * bits. Adding just under half of the last place (and one more if that place is odd) first rounds
  * to nearest even; a carry out of the mantissa gives the next exponent. A subnormal result counts
- * in units of the smallest value; 2^mantissa_bits units are the first normal code. */
+ * in units of the smallest value, which is the last place of the float 2^(24 - bias -
+ * mantissa_bits); 2^mantissa_bits units are the first normal code. */
 uint8_t fp8_encode(float x, DType d)
 {
+    const int mantissa_bits = d == E4M3 ? 3 : 2, bias = d == E4M3 ? 7 : 15,
+              cut = 23 - mantissa_bits;
+    const float smallest_normal = d == E4M3 ? 0x1p-6f : 0x1p-14f,
+                counter = d == E4M3 ? 0x1p14f : 0x1p7f, a = fabsf(x);
+    const uint8_t sign = signbit(x) ? 0x80 : 0;
     if (isnan(x))
         return 0x7f;
-    int mantissa_bits = d == E4M3 ? 3 : 2, bias = d == E4M3 ? 7 : 15, cut = 23 - mantissa_bits;
-    uint8_t sign = signbit(x) ? 0x80 : 0;
-    float a = fabsf(x);
     if (a >= fp8_max(d))
         return sign | (d == E4M3 ? 0x7e : 0x7b);
-    if (a < ldexpf(1, 1 - bias))
-        return sign | (uint8_t)rintf(ldexpf(a, bias - 1 + mantissa_bits));
+    if (a < smallest_normal)
+        return sign | (uint8_t)(bits_of(a + counter) - bits_of(counter));
     uint32_t u = bits_of(a) - ((uint32_t)(127 - bias) << 23);
     u += (1u << (cut - 1)) - 1 + (u >> cut & 1);
     return sign | (uint8_t)(u >> cut);
@@ -184,6 +174,6 @@ float abs_max(const float *x, size_t n)
 {
     float a = 0;
     for (size_t i = 0; i < n; i++)
-        a = fmaxf(a, fabsf(x[i]));
+        a = fabsf(x[i]) > a ? fabsf(x[i]) : a;
     return a;
 }

@@ -1,9 +1,25 @@
 /* Numbers in BF16 and FP8, and the scales of FP8. */
 #pragma once
+#include <string.h>
+
 #include "kernels/tensor.h"
 
-float bf16_decode(uint16_t code);
-uint16_t bf16_encode(float x); /* to nearest, ties to even; NaN: 0x7fff */
+static inline float bf16_decode(uint16_t code)
+{
+    const uint32_t u = (uint32_t)code << 16;
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+/* To nearest, ties to even; NaN: 0x7fff. */
+static inline uint16_t bf16_encode(float x)
+{
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    return x != x ? 0x7fff : (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
 float fp8_decode(uint8_t code, DType d);
 /* to nearest, ties to even; saturates, also infinities; NaN: 0x7f */
 uint8_t fp8_encode(float x, DType d);

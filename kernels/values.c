@@ -38,28 +38,39 @@ static void set_scale(Tensor t, size_t group, float amax)
         ((uint8_t *)t.scale)[group] = fp8_group_scale(amax, t.format.dtype);
 }
 
+/* Of elements `first` to first + n: where the group of number first + i ends, counted from
+ * `first`. */
+static size_t group_end(Tensor t, size_t first, size_t i, size_t n)
+{
+    const size_t group = (size_t)t.format.group,
+                 end = group ? ((first + i) / group + 1) * group - first : n;
+    return end < n ? end : n;
+}
+
 static void load_fp8(float *x, Tensor t, size_t first, size_t n)
 {
     const uint8_t *codes = (const uint8_t *)t.data + first;
     const float *value = fp8_values(t.format.dtype);
-    const size_t group = t.format.group ? (size_t)t.format.group : SIZE_MAX;
-    float s = 0;
-    for (size_t i = 0; i < n; i++) {
-        if (i == 0 || (first + i) % group == 0)
-            s = scale_at(t, (first + i) / group);
-        x[i] = value[codes[i]] * s;
+    for (size_t i = 0; i < n;) {
+        const size_t end = group_end(t, first, i, n);
+        const float s = scale_at(t, t.format.group ? (first + i) / (size_t)t.format.group : 0);
+        for (; i < end; i++)
+            x[i] = value[codes[i]] * s;
     }
 }
 
 static void load_expanded(float *x, Tensor t, size_t first, size_t n)
 {
-    const float max = fp8_max(t.format.dtype);
+    const float max = fp8_max(t.format.dtype), *value = fp8_values(t.format.dtype);
     const uint8_t *codes = (const uint8_t *)t.data + first;
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n;) {
+        const size_t end = group_end(t, first, i, n);
         const uint32_t pair = ((const uint32_t *)t.scale)[(first + i) / (size_t)t.format.group];
         const float a = fp8_pair_scale(pair) * max, k = fp8_pair_power(pair);
-        const float f = fp8_decode(codes[i], t.format.dtype);
-        x[i] = f == 0 ? f : copysignf(powf(fabsf(f) / max, 1 / k) * a, f);
+        for (; i < end; i++) {
+            const float f = value[codes[i]];
+            x[i] = f == 0 ? f : copysignf(powf(fabsf(f) / max, 1 / k) * a, f);
+        }
     }
 }
 

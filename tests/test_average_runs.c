@@ -5,8 +5,10 @@
 #include "tests/test.h"
 #include "tests/launch.h"
 
+#define SOME_BATCHES "--eval_subset_num_batches=8 " /* of the validation set */
 #define USUAL \
-    "--save_interval=2 --save_num_checkpoints_to_keep=-1 --eval_interval=4 --max_duration=12 "
+    "--save_interval=2 --save_num_checkpoints_to_keep=-1 --eval_interval=4 " \
+    "--max_duration=12 " SOME_BATCHES
 #define AVERAGE "--average.last=3 --average.every=2 "
 
 static int run(int ranks, const char *name, const char *more)
@@ -111,8 +113,8 @@ static void check_same_losses(const char *a, const char *b)
 static double evaluated(const char *folder_name)
 {
     char path[512], line[4096];
-    expect_status(train(1, "--eval_only --load_path=%s/%s --save_folder=%s/evaluated", folder,
-                        folder_name, folder),
+    expect_status(train(1, SOME_BATCHES "--eval_only --load_path=%s/%s --save_folder=%s/evaluated",
+                        folder, folder_name, folder),
                   0);
     snprintf(path, sizeof path, "%s/evaluated/eval.jsonl", folder);
     FILE *f = fopen(path, "r");
