@@ -74,7 +74,7 @@ TEST(test_many_ranks)
 }
 
 /* The largest batches below 80 GB, which are 74.506 GiB: measured when each buffer had separate
- * memory (MEASUREMENTS.md, peak memory per GPU), and those that fit since buffers share memory and
+ * memory (tests/history/2026-11-21-recipes.md), and those that fit since buffers share memory and
  * scales of groups are bytes; 0: not even one sequence. */
 TEST(test_measured)
 {
