@@ -384,7 +384,7 @@ TEST(test_documents)
         }
         fclose(f);
     }
-    assert_int_equal(commands, 3);
+    assert_int_equal(commands, 2);
 }
 
 int main(void)
