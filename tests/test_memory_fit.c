@@ -367,8 +367,9 @@ static void run_as_written(const char *line, FILE *f)
  * plans a run that fits. */
 TEST(test_documents)
 {
-    static const char *const documents[] = { "README.md", "configs/README.md", "data/README.md",
-                                             "scripts/README.md" };
+    static const char *const documents[] = { "README.md",           "configs/README.md",
+                                             "configs/PRETRAIN.md", "configs/FINE-TUNE.md",
+                                             "data/README.md",      "scripts/README.md" };
     int commands = 0;
     for (size_t i = 0; i < sizeof documents / sizeof documents[0]; i++) {
         FILE *f = fopen(documents[i], "r");
@@ -384,7 +385,7 @@ TEST(test_documents)
         }
         fclose(f);
     }
-    assert_int_equal(commands, 2);
+    assert_int_equal(commands, 3);
 }
 
 int main(void)
