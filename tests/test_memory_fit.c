@@ -74,7 +74,7 @@ TEST(test_many_ranks)
 }
 
 /* The largest batches below 80 GB, which are 74.506 GiB: measured when each buffer had separate
- * memory (MEASUREMENTS.md, peak memory per GPU), and those that fit since buffers share memory and
+ * memory (tests/history/2026-11-21-recipes.md), and those that fit since buffers share memory and
  * scales of groups are bytes; 0: not even one sequence. */
 TEST(test_measured)
 {
@@ -368,8 +368,9 @@ static void run_as_written(const char *line, FILE *f)
  * plans a run that fits. */
 TEST(test_documents)
 {
-    static const char *const documents[] = { "README.md", "configs/README.md", "data/README.md",
-                                             "scripts/README.md" };
+    static const char *const documents[] = { "README.md",           "configs/README.md",
+                                             "configs/PRETRAIN.md", "configs/FINE-TUNE.md",
+                                             "data/README.md",      "scripts/README.md" };
     int commands = 0;
     for (size_t i = 0; i < sizeof documents / sizeof documents[0]; i++) {
         FILE *f = fopen(documents[i], "r");

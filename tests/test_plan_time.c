@@ -50,7 +50,8 @@ static Config *plan(const char *yaml, const char *arguments)
     WIDTHS_70B "--model.n_layers=8 --model.max_sequence_length=4096 --model.vocab_size=50304 " \
                "--model.embedding_size=50304 "
 
-/* Tokens/s of each H100, the last six rows of each H200, tests/MEASUREMENTS.md. */
+/* Tokens/s of each H100, the last six rows of each H200:
+ * tests/history/2026-11-28-predicted-times.md. */
 static const struct {
     const char *yaml, *arguments;
     double measured;

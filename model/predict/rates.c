@@ -6,7 +6,8 @@
 #include "kernels/runtime/error.h"
 
 /* FLOP/s of products, bytes/s, seconds, and shares. Those that say so were chosen with measured
- * steps (tests/MEASUREMENTS.md, predicted times); CUPTI: of kernels inside of steps, there too. */
+ * steps (tests/history/2026-11-28-predicted-times.md); CUPTI: of kernels inside of steps
+ * (2026-11-23-before-and-after.md there). */
 typedef enum {
     RATE_FP8,
     RATE_BF16,
