@@ -12,7 +12,7 @@
 
 static inline void start_ranks(int *argc, char ***argv)
 {
-    alarm(SANITIZED ? 1800 : 300); /* if a rank fails, the others wait in a collective */
+    alarm(SANITIZED ? 1800 : 600); /* if a rank fails, the others wait in a collective */
     comm_start(argc, argv);
     device_init(comm_local_rank());
     comm_init();

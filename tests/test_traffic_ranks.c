@@ -310,6 +310,6 @@ static int print_count(void **state)
 int main(int argc, char **argv)
 {
     start_ranks(&argc, &argv);
-    alarm(comm_size() > 4 || SANITIZED ? 3600 : 300);
+    alarm(comm_size() > 4 || SANITIZED ? 3600 : 600);
     return finish_ranks(run_all_tests(NULL, print_count));
 }
