@@ -35,13 +35,18 @@ static bool together(int a, int b, int g)
 
 static void check_group(const Mesh *m, int ranks, int g)
 {
+    int group[RANKS];
+    for (int a = 0; a < ranks; a++)
+        group[a] = mesh_group(m, a, (Ranks)g);
     for (int a = 0; a < ranks; a++) {
         int members = 0, before = 0;
         for (int b = 0; b < ranks; b++) {
             const bool same = together(a, b, g);
             members += same;
             before += same && b < a;
-            assert_int_equal(mesh_group(m, a, (Ranks)g) == mesh_group(m, b, (Ranks)g), same);
+            if ((group[a] == group[b]) != same)
+                fail_msg("ranks %d and %d of %d, group %#x: %d, %d", a, b, ranks, g, group[a],
+                         group[b]);
         }
         assert_int_equal(mesh_group_size(m, (Ranks)g), members);
         assert_int_equal(mesh_group_rank(m, a, (Ranks)g), before);
