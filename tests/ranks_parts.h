@@ -81,16 +81,16 @@ static inline Result run_parts(const Case *k, ModelConfig m, Strategy w, bool sh
     return s;
 }
 
-static inline void check_parts(const Case *k, ModelConfig m, Strategy w, Bounds most, bool updates)
+static inline void compare_parts(const Case *k, int tokens, Strategy w, const Result *part,
+                                 const Result *whole, Bounds most)
 {
-    const Result whole = run_parts(k, m, ALONE, false, updates),
-                 part = run_parts(k, m, w, true, updates);
     double loss = 0;
-    for (int i = 0; i < SEQUENCES * m.max_sequence_length; i++)
-        loss = fmax(loss, fabs(part.loss[i] - whole.loss[i]) / fmax(1, whole.loss[i]));
-    const double grads = whole_difference(&part.grads, &whole.grads),
-                 norm = fabs(part.norm / whole.norm - 1);
-    const double weights = updates ? whole_difference(&part.weights, &whole.weights) : 0;
+    for (int i = 0; i < tokens; i++)
+        loss = fmax(loss, fabs(part->loss[i] - whole->loss[i]) / fmax(1, whole->loss[i]));
+    const double grads = whole_difference(&part->grads, &whole->grads),
+                 norm = fabs(part->norm / whole->norm - 1),
+                 weights =
+                     part->weights.units ? whole_difference(&part->weights, &whole->weights) : 0;
     if (!(loss <= most.loss && grads <= most.grads && norm <= most.grads && weights <= most.grads))
         fail_msg("%s, %s, documents %d, modules %#x, base %d, keep %d, %d shards, %d context and "
                  "%d tensor ranks: losses differ by "
@@ -99,7 +99,21 @@ static inline void check_parts(const Case *k, ModelConfig m, Strategy w, Bounds 
                  k->recipe, architecture_name(k->model), k->documents, k->modules, k->base, k->keep,
                  w.shard_ranks, context_ranks(&w), tensor_ranks(&w), loss, most.loss, grads, norm,
                  weights, most.grads);
-    if (context_ranks(&w) == 1 && whole.codes)
-        check_same_bytes("codes", part.codes, whole.codes, whole.bytes);
+    if (context_ranks(&w) == 1 && whole->codes)
+        check_same_bytes("codes", part->codes, whole->codes, whole->bytes);
+}
+
+/* In each of these ways, against one rank. */
+static inline void check_parts(const Case *k, ModelConfig m, const Strategy *ways, int count,
+                               Bounds most, bool updates)
+{
+    const int tokens = SEQUENCES * m.max_sequence_length;
+    const Result whole = run_parts(k, m, ALONE, false, updates);
+    const int mark = num_kept;
+    for (int i = 0; i < count; i++) {
+        const Result part = run_parts(k, m, ways[i], true, updates);
+        compare_parts(k, tokens, ways[i], &part, &whole, most);
+        release_from(mark);
+    }
     release();
 }

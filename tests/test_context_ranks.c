@@ -65,11 +65,13 @@ static ModelConfig model_of(const Case *k)
 
 static void check_all(const Case *k, double loss, double grads)
 {
+    Strategy ways[8];
+    int count = 0;
     for (int context = 2; context <= comm_size(); context *= 2)
         for (int shard = context; shard <= comm_size(); shard *= 2)
-            check_parts(k, model_of(k),
-                        (Strategy){ .shard_ranks = shard, .context_ranks = context },
-                        (Bounds){ loss, grads }, false);
+            ways[count++] = (Strategy){ .shard_ranks = shard, .context_ranks = context };
+    if (count > 0)
+        check_parts(k, model_of(k), ways, count, (Bounds){ loss, grads }, false);
 }
 
 /* A GPU's tensor cores round sums in F32 towards zero [Fasi et al. 2021, "Numerical behavior of

@@ -6,7 +6,7 @@
  * of a sequence of halved h bound the first term: max(|D(h) - D(2h)|, |D(2h) - D(4h)| / 2). e is
  * rounding: every token's loss l has an error of about K u |l| with u = 2^-24; these are
  * independent, and K = 32 is the root of the ~1000 roundings. The h with the smallest bound is
- * used. */
+ * used; once e/h alone is larger, a smaller h has a larger bound. */
 #include <math.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -146,11 +146,11 @@ static void check_tensor(Setup *s, const char *arch, const Param *p, Tensor w, T
         for (size_t i = 0; i < n; i++)
             expected += (double)g[i] * r[i];
         double d[3] = { NAN, NAN, NAN };
-        for (double h = 0.04; h > 0.0005; h /= 2) {
+        for (double h = 0.04, rounding = 0; h > 0.0005 && rounding < bound; h /= 2) {
             d[0] = d[1], d[1] = d[2];
             d[2] = difference(s, w, at, r, h, &magnitude);
-            double error =
-                fmax(fabs(d[2] - d[1]), fabs(d[1] - d[0]) / 2) + 32 * 0x1p-24 * magnitude / h;
+            rounding = 32 * 0x1p-24 * magnitude / h;
+            const double error = fmax(fabs(d[2] - d[1]), fabs(d[1] - d[0]) / 2) + rounding;
             if (!isnan(d[0]) && error < bound) {
                 bound = error;
                 found = d[2];

@@ -24,7 +24,7 @@ typedef struct {
 
 static void open_case(Run *r, const Case *k, Keep keep, Strategy s)
 {
-    configure(r, k, with_sizes(architecture(k->model), 128, 32, 160, LAYERS), s);
+    configure(r, k, with_sizes(architecture(k->model), 64, 16, 80, LAYERS), s);
     r->config.global_train_batch_size = MICRO_BATCHES * comm_size();
     r->config.recipe.keep = keep;
 }
@@ -395,6 +395,6 @@ TEST(test_host_memory)
 int main(int argc, char **argv)
 {
     start_ranks(&argc, &argv);
-    update_part = 16 * PARAM_ALIGN; /* most parameters have several parts */
+    update_part = 4 * PARAM_ALIGN; /* most parameters have several parts */
     return finish_ranks(run_all_tests(NULL, NULL));
 }

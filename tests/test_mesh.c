@@ -5,10 +5,10 @@
 #include "tests/test.h"
 #include "tests/kit.h"
 
-enum { MOST = 3, RANKS = 243 };
+enum { MOST = 3, MESHES = 243, MOST_RANKS = 4096 };
 
 /* Coordinates of every rank, counted like an odometer; dimension 0 is fastest. */
-static int coordinates[RANKS][MESH_DIMS];
+static int coordinates[MOST_RANKS][MESH_DIMS];
 
 static int count_ranks(const Mesh *m)
 {
@@ -35,13 +35,18 @@ static bool together(int a, int b, int g)
 
 static void check_group(const Mesh *m, int ranks, int g)
 {
+    int group[MOST_RANKS];
+    for (int a = 0; a < ranks; a++)
+        group[a] = mesh_group(m, a, (Ranks)g);
     for (int a = 0; a < ranks; a++) {
         int members = 0, before = 0;
         for (int b = 0; b < ranks; b++) {
             const bool same = together(a, b, g);
             members += same;
             before += same && b < a;
-            assert_int_equal(mesh_group(m, a, (Ranks)g) == mesh_group(m, b, (Ranks)g), same);
+            if ((group[a] == group[b]) != same)
+                fail_msg("ranks %d and %d of %d, group %#x: %d, %d", a, b, ranks, g, group[a],
+                         group[b]);
         }
         assert_int_equal(mesh_group_size(m, (Ranks)g), members);
         assert_int_equal(mesh_group_rank(m, a, (Ranks)g), before);
@@ -51,7 +56,7 @@ static void check_group(const Mesh *m, int ranks, int g)
 TEST(test_meshes)
 {
     /* every mesh of 1 to MOST ranks in each dimension */
-    for (int code = 0; code < RANKS; code++) {
+    for (int code = 0; code < MESHES; code++) {
         Mesh m;
         for (int d = 0, rest = code; d < MESH_DIMS; d++, rest /= MOST)
             m.size[d] = rest % MOST + 1;
@@ -128,8 +133,6 @@ TEST(test_tensor)
 
 /* ---- up to 4096 ranks ------------------------------------------------------------------------ */
 
-enum { MOST_RANKS = 4096 };
-
 /* Every group of g has the same number of ranks, no two ranks have the same index in it, and the
  * indices are in the order of ranks; ranks of a group differ in no dimension outside g. */
 static void check_partition(const Mesh *m, int g)
@@ -145,11 +148,9 @@ static void check_partition(const Mesh *m, int g)
         if (index != members[group]++)
             fail_msg("rank %d of %d is number %d of group %d of dimensions %#x, after %d others",
                      rank, ranks, index, group, g, members[group] - 1);
-        for (int d = 0, stride = 1; d < MESH_DIMS; stride *= m->size[d++])
-            if (!(g >> d & 1) && rank / stride % m->size[d] != first[group] / stride % m->size[d])
-                fail_msg(
-                    "ranks %d and %d are in a group of dimensions %#x; they differ in dimension %d",
-                    first[group], rank, g, d);
+        if (!together(rank, first[group], g))
+            fail_msg("ranks %d and %d are in a group of dimensions %#x; they differ in others",
+                     first[group], rank, g);
     }
     for (int i = 0; i < groups; i++)
         assert_int_equal(members[i], size);
@@ -164,6 +165,7 @@ static void check_groups(const Mesh *m)
                                   RANKS_COPY,    RANKS_ALL };
     bool seen[RANKS_ALL + 1] = { false };
     int large = 0;
+    count_ranks(m);
     for (int d = 0; d < MESH_DIMS; d++)
         large |= m->size[d] > 1 ? 1 << d : 0;
     for (size_t i = 0; i < sizeof used / sizeof used[0]; i++) {

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """scripts/metrics.py: metrics.jsonl as a whole, and followed while it grows and is cut; the pictures made of it."""
-import contextlib, importlib.util, io, json, os, random, re, subprocess, sys, unittest
+import contextlib, importlib, importlib.util, io, json, os, random, re, sys, unittest
+from unittest import mock
 
 sys.dont_write_bytecode = True
-from test_watch import TOP, Folder, as_lines, record
+from test_watch import Folder, as_lines, record
 
 import metrics
 
@@ -32,20 +33,21 @@ class ReadTest(Folder):
 
 @unittest.skipUnless(importlib.util.find_spec("matplotlib"), "pip install matplotlib")
 class PlotTest(Folder):
+    def plot(self, script, *arguments):
+        with mock.patch.object(sys, "argv", [script, *arguments]), contextlib.redirect_stdout(io.StringIO()):
+            importlib.import_module(script).main()
+
     def test_output(self):
         """One line says of a picture that it cannot be."""
         counts = {f"quant/optimizer/{name}": [1, 2] for name in ("m/k", "v/k", "m/log2_range", "v/log2_range",
                                                                  "m/log2_range_expanded", "v/log2_range_expanded")}
         self.append([record(1, **counts), record(2, **counts)])
         nowhere, other = os.path.join(self.top, "none", "x.png"), os.path.join(self.top, "x.foo")
-        for script in ("plot_loss.py", "plot_quantization.py"):
+        for script in ("plot_loss", "plot_quantization"):
             for path, said in ((nowhere, "No such file or directory"), (other, "Format 'foo' is not supported")):
-                done = subprocess.run([sys.executable, os.path.join(TOP, "scripts", script), self.run_folder, "--output", path],
-                                      capture_output=True, text=True)
-                self.assertEqual(done.returncode, 1, done.stderr)
-                self.assertNotIn("Traceback", done.stderr)          # matplotlib may print warnings
-                self.assertRegex(done.stderr, rf"(?m)^error: {re.escape(path)}: {said}.*; give another --output")
-
+                with self.assertRaises(SystemExit) as caught:
+                    self.plot(script, self.run_folder, "--output", path)
+                self.assertRegex(str(caught.exception), rf"^error: {re.escape(path)}: {said}.*; give another --output")
 
     def test_seeds(self):
         """Two seeds: differences 0.5 and 0.1 have the mean 0.3 and the standard error 0.2; 1 and 3 have the standard deviation
@@ -66,8 +68,8 @@ class PlotTest(Folder):
         np.testing.assert_allclose([mean, error], [[0.3] * 3, [0.2] * 3], rtol=1e-12)
         np.testing.assert_allclose(plot_loss.spread(plot_loss.common(bf16.curves)[1]), [2 ** 0.5] * 3, rtol=1e-12)
         path = os.path.join(self.top, "loss.png")
-        subprocess.run([sys.executable, os.path.join(TOP, "scripts", "plot_loss.py"), os.path.join(self.top, "bf16"),
-                        os.path.join(self.top, "coat"), "--seeds", "1", "2", "--output", path], check=True, capture_output=True)
+        self.plot("plot_loss", os.path.join(self.top, "bf16"), os.path.join(self.top, "coat"), "--seeds", "1", "2",
+                  "--output", path)
         self.assertGreater(os.path.getsize(path), 0)
 
 

@@ -32,7 +32,7 @@
 #define PLAIN(d) { d, 128, .bf16_scale = true }
 static const Format F = { F32, 0 };
 static const double BETA1 = 0.9, BETA2 = 0.95, EPS = 1e-8;
-enum { GROUP = 256 };
+enum { GROUP = 256 }; /* the longest */
 
 /* r, and the least m that does not decay */
 typedef struct {
@@ -108,8 +108,8 @@ static const double ROUNDING = 1.6;
  * `late` steps, `small` ones for 60, and then none again. */
 static double worst_update(const Way *k, double G, double small, int late, int without)
 {
-    Tensor w = make(F, 1, GROUP), g = make(F, 1, GROUP), m = make(k->m, 1, GROUP),
-           v = make(k->v, 1, GROUP);
+    const int n = format_is_dynamic8(k->m) ? GROUP : 128;
+    Tensor w = make(F, 1, n), g = make(F, 1, n), m = make(k->m, 1, n), v = make(k->v, 1, n);
     const float zeros[GROUP] = { 0 };
     float in[GROUP] = { (float)G }, out[GROUP];
     double worst = 0;
@@ -127,7 +127,7 @@ static double worst_update(const Way *k, double G, double small, int late, int w
         put(w, zeros);
         put(g, in);
         (format_is_dynamic8(m.format) ? adamw8bit : adamw)(w, m, v, g, a, 0);
-        device_get(out, w.data, sizeof out);
+        device_get(out, w.data, (size_t)n * sizeof *out);
         worst = fmax(worst, fabs((double)out[1]));
     }
     release();

@@ -39,7 +39,7 @@ static void check_mesh(int number, const Case *k, double loss, double grads)
                                            .tensor_ranks = tensor };
     for (int i = 0; i < count; i++)
         if (i == number % count || getenv("EVERY"))
-            check_parts(k, model_of(k), all[i], (Bounds){ loss, grads },
+            check_parts(k, model_of(k), &all[i], 1, (Bounds){ loss, grads },
                         strcmp(k->recipe, "f32") == 0);
 }
 

@@ -61,7 +61,7 @@ class Terminal(unittest.TestCase):
     def setUpClass(cls):
         cls.top = tempfile.mkdtemp()
         cls.saved = os.path.join(cls.top, "run")
-        cls.printed = in_pipe([*LAUNCH, "-n", "2", TRAIN, TINY, f"--save_folder={cls.saved}", "--max_duration=2",
+        cls.printed = in_pipe([*LAUNCH, "-n", "2", TRAIN, TINY, f"--save_folder={cls.saved}", "--max_duration=1",
                                "--eval_interval=null", "--data.packing=best_fit", "--format.moment1=bf16"])
 
     @classmethod
@@ -72,11 +72,14 @@ class Terminal(unittest.TestCase):
         self.assertEqual(re.sub(r"[^\x00-\x1f\x7f]|\n", "", text), "")
 
     def test_evaluation(self):
-        """The line was there and is gone."""
+        """The line was there and is gone. It comes after a second."""
         arguments = [TRAIN, TINY, f"--load_path={self.saved}/latest", "--eval_only"]
-        sent = on_terminal(arguments)
+        for batches in (8, 16, 32, -1):
+            sent = on_terminal([*arguments, f"--eval_subset_num_batches={batches}"])
+            if sent.count(" s left: sample") > 1:
+                break
         self.assertRegex(sent, r"evaluating \d+ %, \d+ s left: sample *\r")
-        self.assertRegex(sent, r"sample *\r +\reval at step 2 ")
+        self.assertRegex(sent, r"sample *\r +\reval at step 1 ")
         drawn = re.findall(r"[^\r\n]*\r(?!\n)", sent)
         self.assertGreater(len(drawn), 1)
         self.assertLess(max(map(len, drawn)), COLUMNS + 1)      # the return is no column
@@ -93,7 +96,7 @@ class Terminal(unittest.TestCase):
         for line, start in zip(header, ("coat.c ", "model: 7.226 M parameters, 4 blocks of width 128", "memory: ")):
             self.assertTrue(line.startswith(start), line)
         self.assertIn("2 x cpu; recipe f32 (changed), optimizer adamw", header[0])
-        self.assertIn("run: 2 steps of 8 x 128 tokens; each of 2 ranks: 2 micro-batches of 2", header)
+        self.assertIn("run: 1 step of 8 x 128 tokens; each of 2 ranks: 2 micro-batches of 2", header)
 
     def test_many_evaluators(self):
         """Five sets are one line: 5 x 17,435 tokens of 5 x 1 files."""
