@@ -331,7 +331,7 @@ static void check_merged(const Setup *s)
     assert_int_equal(system(command), 0);
 }
 
-TEST(test_parity)
+static void test_parity(void **state)
 {
     Setup s;
     open_setup(&s, *state);
@@ -409,7 +409,7 @@ static void add_errors(const Setup *s, const Rows *r, double *off, double *chang
  * matrices are off by up to 0.024 of their change, all else by 0.0019 (measured). In every model it
  * is 0.061 and 0.0062 or more without Nesterov's momentum, with one of 0.9, four iterations, the
  * other scale, no decay, or by head. */
-TEST(test_muon)
+static void test_muon(void **state)
 {
     Setup s = { .optimizer = "muon" };
     Rows rows[MOST_ROWS];
@@ -439,7 +439,7 @@ TEST(test_muon)
 }
 
 /* The first stage of LLaVA's recipe. */
-TEST(test_projector)
+static void test_projector(void **state)
 {
     static char *pattern = "multi_modal_projector.*";
     Setup s = { 0 };
@@ -448,10 +448,6 @@ TEST(test_projector)
     close_setup(&s);
 }
 
-#define PROJECTOR(folder) \
-    { .name = "test_projector: " folder, .test_func = test_projector, .initial_state = folder }
-#define MUON(folder) \
-    { .name = "test_muon: " folder, .test_func = test_muon, .initial_state = folder }
 #define PARITY(folder) add_test("test_parity: " folder, test_parity, folder);
 #define LORA_PARITY(folder) PARITY("lora/" folder)
 #define MUON_PARITY(folder) add_test("test_muon: " folder, test_muon, folder);
