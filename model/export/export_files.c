@@ -449,10 +449,8 @@ static void write_coded(Reading *r, const Entry *e)
 
 static Entry *find_entry(const Export *x, const char *name)
 {
-    int i = 0;
-    while (i < x->num_entries && strcmp(x->entry[i].tensor.name, name) != 0)
-        i++;
-    CHECK(i < x->num_entries, "there is no tensor %s", name);
+    const int i = name_index_find(&x->names, name);
+    CHECK(i >= 0, "there is no tensor %s", name);
     return &x->entry[i];
 }
 

@@ -35,6 +35,8 @@ typedef struct Export {
     WeightFiles source, adapter;
     Entry *entry, *adapter_entry; /* the model's, and those of adapters */
     int num_entries, num_adapter_entries, num_files;
+    /* of `entry`; in the adapters' file, of `adapter_entry` and of entries next to these */
+    NameIndex names, adapter_names;
     bool is_calibrated; /* export_write_int4 was called */
     SafeFile **file;
     struct Export *other; /* of an average: the other models, which have the same entries */
