@@ -131,8 +131,7 @@ static size_t next_number(const UnitLayout *u, bool adapter)
 
 void unit_shape(UnitLayout *u, const ModelConfig *c, int unit, int world)
 {
-    *u = (UnitLayout){ .kind = unit_kind(c, unit) };
-    u->number = unit - unit_first(c, u->kind);
+    *u = (UnitLayout){ .kind = unit_kind(c, unit), .number = unit_number(c, unit) };
     for (const ParamRow *r = u->kind->params; r < u->kind->params + u->kind->num_params; r++) {
         if (!exists(r, c))
             continue;

@@ -35,7 +35,8 @@ typedef struct {
     size_t stored; /* number of stored elements */
     /* the offset in the region's gathered, computing format; a multiple of PARAM_ALIGN */
     size_t gathered_at;
-    size_t number; /* the offset in the unit, whatever is frozen: seeds random numbers */
+    size_t number;          /* the offset in the unit, whatever is frozen: seeds random numbers */
+    size_t quantized_scale; /* of region QUANTIZED: its place in ParamStore.quantized_scales */
     bool is_norm, is_embedding;
     /* a norm's weights or a bias: no weight decay, one-dimensional in files */
     bool is_vector;
@@ -64,7 +65,7 @@ static inline size_t param_align(size_t n)
 
 typedef struct {
     const struct UnitKind *kind;
-    int number; /* index among units of its kind: for blocks the layer */
+    int number; /* unit_number */
     int num_params;
     Param param[NUM_PARAMS];
     /* of the regions with padding: multiples of PARAM_ALIGN * W, for NF4 of groups * W */

@@ -28,7 +28,7 @@ const UnitKind *unit_kind(const ModelConfig *c, int unit)
     return kinds[i];
 }
 
-int unit_first(const ModelConfig *c, const UnitKind *k)
+static int first_of(const ModelConfig *c, const UnitKind *k)
 {
     int first = 0;
     for (int i = 0; kinds[i] != k; i++)
@@ -38,7 +38,13 @@ int unit_first(const ModelConfig *c, const UnitKind *k)
 
 int unit_count(const ModelConfig *c)
 {
-    return unit_first(c, kinds[num_kinds - 1]) + 1;
+    return first_of(c, kinds[num_kinds - 1]) + 1;
+}
+
+int unit_number(const ModelConfig *c, int unit)
+{
+    const UnitKind *k = unit_kind(c, unit);
+    return unit - (k->is_layer ? unit_of_layer(c, 0) : first_of(c, k));
 }
 
 int unit_of_layer(const ModelConfig *c, int layer)
@@ -58,7 +64,7 @@ const char *unit_name(const ModelConfig *c, int unit, char text[UNIT_NAME])
 {
     const UnitKind *k = unit_kind(c, unit);
     if (k->is_layer)
-        snprintf(text, UNIT_NAME, "%s %d", k->name, unit - unit_first(c, k));
+        snprintf(text, UNIT_NAME, "%s %d", k->name, unit_number(c, unit));
     else
         snprintf(text, UNIT_NAME, "the %s", k->name);
     return text;

@@ -139,11 +139,22 @@ typedef struct UnitKind {
                      BackwardStep step);
 } UnitKind;
 
+/* The first unit, the embedding, reads no stream; the last, the head, writes none. */
+static inline bool unit_reads_stream(const UnitKind *k)
+{
+    return k->plan != NULL;
+}
+
+static inline bool unit_writes_stream(const UnitKind *k)
+{
+    return k->forward != NULL;
+}
+
 /* The last unit is the head, which has no `forward` and no `backward`: logits exist only between
  * the two, so it makes them at once (head.h). */
 const UnitKind *unit_kind(const ModelConfig *c, int unit);
-/* the first unit of that kind */
-int unit_first(const ModelConfig *c, const UnitKind *k);
+/* the unit's number among those of its kind; of a layer, among all layers */
+int unit_number(const ModelConfig *c, int unit);
 /* all units of the model */
 int unit_count(const ModelConfig *c);
 int unit_of_layer(const ModelConfig *c, int layer);

@@ -118,10 +118,12 @@ static const Step *find_way(const ParamStore *store, int u, const Param *p)
  * unless they are tied. Other units have memory of their own. */
 static int buffer_of(const ParamStore *store, int u, bool own)
 {
-    const int last = store->num_units - 1;
-    if (store->shape[u].kind->is_layer && !own)
+    const UnitKind *k = store->shape[u].kind;
+    if (k->is_layer && !own)
         return 2 + (store->overlaps ? u % 2 : 0);
-    return own || (u > 0 && u < last) ? NUM_ROTATING + u : u == last && store->tied ? 1 : 0;
+    if (own || (unit_reads_stream(k) && unit_writes_stream(k)))
+        return NUM_ROTATING + u;
+    return !unit_writes_stream(k) && store->tied;
 }
 
 /* On one rank F32 and BF16 weights are views or small copies, which all stay. Stored codes,
@@ -259,30 +261,27 @@ static void place_buffers(ParamStore *store, Arena *a)
 static void place_small(ParamStore *store, Arena *a)
 {
     const Format f32 = { F32, 0, false };
-    size_t operands[NUM_REGIONS] = { 0 }, replicated = 0;
+    size_t operands[NUM_REGIONS] = { 0 }, quantized = 0, replicated = 0;
     for (int u = 0; u < store->num_units; u++)
         for (int i = 0; i < store->shape[u].num_params; i++) {
-            const Param *p = &store->shape[u].param[i];
+            Param *p = &store->shape[u].param[i];
             const Step *way = store->plan[u].way[i];
+            p->quantized_scale = quantized;
+            quantized += p->region == QUANTIZED ? 4 : 0;
             operands[store_encodes(store, u, p) ? FROZEN : p->region] +=
                 is_in_buffer(way) && format_is_fp8(buffer_format(store, u));
             replicated += takes(way, REPLICATE) ? param_align(param_numel(p)) : 0;
         }
     store->scales = alloc_elements(a, f32, 4 * (operands[TRAINED] + operands[FROZEN]));
-    store->quantized_scales =
-        alloc_elements(a, f32,
-                       store->base_format != BASE_AS_FROZEN
-                           ? 4 * NUM_LINEARS * (size_t)store->shape->config->n_layers
-                           : 0);
+    store->quantized_scales = alloc_elements(a, f32, quantized);
     store->trained_scales = (int)(4 * operands[TRAINED]);
     store->replicated = alloc_elements(a, store->recipe.stream, replicated);
     store->square_sum = arena_alloc(a, sizeof *store->square_sum);
 }
 
-float *quantized_scale(const ParamStore *store, int u, const Param *p)
+float *quantized_scale(const ParamStore *store, const Param *p)
 {
-    return (float *)store->quantized_scales.data +
-           4 * (NUM_LINEARS * store->shape[u].number + (int)p->linear);
+    return (float *)store->quantized_scales.data + p->quantized_scale;
 }
 
 /* All of a parameter as it is stored: on one rank in its shard, else where it is gathered to be
@@ -293,7 +292,7 @@ static Tensor stored_whole(const ParamStore *store, int u, const Param *p)
     Tensor t = gather_input_of(store, u, p);
     t.data = (char *)(gathered ? store->plan[u].weights->raw : t.data) +
              p->offset * dtype_size(t.format.dtype);
-    t.scale = p->region == QUANTIZED ? quantized_scale(store, u, p) : NULL;
+    t.scale = p->region == QUANTIZED ? quantized_scale(store, p) : NULL;
     t.rows = p->rows;
     t.cols = p->cols;
     return t;
@@ -312,7 +311,7 @@ static Tensor place_in_buffer(const ParamStore *store, int u, const Param *p, bo
     t.rows = p->rows;
     t.cols = p->cols;
     if (fp8 && p->region == QUANTIZED)
-        t.scale = quantized_scale(store, u, p);
+        t.scale = quantized_scale(store, p);
     else if (fp8) {
         t.scale = (float *)store->scales.data + *scales;
         *scales += 4;

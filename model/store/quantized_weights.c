@@ -12,7 +12,7 @@ static void store_e4m3(ParamStore *store, int u, const Param *p, Tensor whole)
 {
     size_t first, n = shard_part(&store->shard[u], p, &first);
     Tensor part = shard_weights(&store->shard[u], p, first, n);
-    part.scale = quantized_scale(store, u, p);
+    part.scale = quantized_scale(store, p);
     quantize_scale(part, whole);
     for (size_t done = 0, run, at; done < n; done += run) {
         run = param_run(p, first + done, &at);
