@@ -280,17 +280,21 @@ static void add_inputs(Calibration *c)
 static void write_codes(Calibration *c, int block, const Param *p, const Layer *l)
 {
     UnitLayout shape;
-    HfTensor tensor[HF_TENSORS];
+    int count;
     const size_t n = param_numel(p);
     int8_t *codes = xmalloc(n);
     device_get(codes, l->codes, n);
     const int unit = unit_of_layer(&c->model, block);
     unit_shape(&shape, &c->model, unit, 1);
-    for (int i = 0, count = hf_tensors(tensor, &c->model, &shape, unit); i < count; i++)
-        if (shape.param[tensor[i].param].id == p->id)
+    HfTensor *tensor = hf_tensors(&c->model, &shape, unit, &count);
+    for (int i = 0; i < count; i++)
+        if (shape.param[tensor[i].param].id == p->id &&
+            shape.param[tensor[i].param].item == p->item)
             export_write_int4(c->x, tensor[i].name, codes + tensor[i].first,
                               l->host_scale + tensor[i].first / c->x->coded.group);
     free(codes);
+    free(tensor);
+    free(shape.param);
 }
 
 /* Prints the mean squared error of a layer's output, with damping included, and that of
@@ -318,7 +322,7 @@ static void choose_codes(Calibration *c, int block, const UnitTensors *w)
         const Layer *y = &c->layer[l];
         const Param *p = matrix_of(c, l);
         const GptqResult r =
-            gptq(y->codes, w->tensor[p->id], y->w, y->scale, (int)c->x->coded.group, y->h,
+            gptq(y->codes, param_tensor(w, p), y->w, y->scale, (int)c->x->coded.group, y->h,
                  c->options->damping, c->options->ordered);
         write_codes(c, block, p, y);
         print_result(c, block, p, &r);

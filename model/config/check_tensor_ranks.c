@@ -1,6 +1,8 @@
 /* Checks of ranks that compute layers together (parallelism.tensor). */
 #include "model/config/check_tensor_ranks.h"
 
+#include <stdlib.h>
+
 #include "kernels/runtime/error.h"
 #include "model/shape/optimizer.h"
 #include "model/shape/params.h"
@@ -134,6 +136,7 @@ char *check_tensor_ranks_refusal(const Config *c, int world)
         unit_cut(&block, n, 0, 1);
         refusal = refused_groups(c, &block);
         refusal = refusal ? refusal : refused_nf4(c, &block);
+        free(block.param);
     }
     return refusal;
 }

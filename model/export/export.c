@@ -154,7 +154,6 @@ static void list_tensors(Export *x, const ModelConfig *m)
                                      : &x->entry[x->num_entries++];
         const bool in_block = unit_kind(m, tensor[i].unit)->is_layer;
         *e = (Entry){ .tensor = tensor[i],
-                      .shares = tensor[i].unit * NUM_PARAMS + tensor[i].param,
                       .is_coded =
                           x->is_coded && in_block && !tensor[i].vector && !tensor[i].adapter };
         find(x, e);

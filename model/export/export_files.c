@@ -361,9 +361,11 @@ static void read_checked(Reading *r, size_t at, size_t n)
             die_of_value(r->x, r->e, r->values[i]);
 }
 
+/* Parts of one matrix share its scale. */
 static bool same_view(const Export *x, const Entry *a, const Entry *b)
 {
-    return a == b || (coded_shares(x->coded) && a->shares == b->shares);
+    return a == b || (coded_shares(x->coded) && a->tensor.unit == b->tensor.unit &&
+                      a->tensor.param == b->tensor.param);
 }
 
 /* Sets r->view to that of e, and of all matrices that share a scale with it. */

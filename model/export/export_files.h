@@ -15,8 +15,6 @@ typedef struct Entry {
     int file;
     bool is_coded; /* exported as codes: a matrix of a block */
     bool is_written;
-    /* if coded_shares: entries with the same number have one scale */
-    int shares;
     const struct Entry *a, *b;
 } Entry;
 

@@ -191,7 +191,7 @@ static double utilization(const Config *c, double speed)
     UnitLayout *shape = trainable_shapes(c, tensors, count);
     const double peak = speed_at_peak(c, shape, rates_peak);
     free(tensors);
-    free(shape);
+    units_free(shape, unit_count(&c->model));
     return speed / peak;
 }
 

@@ -18,11 +18,21 @@ void unit_kind_add(const UnitKind *k, int at)
     kinds[at] = k;
 }
 
+static int count_of(const UnitKind *k, const ModelConfig *c)
+{
+    int left = c->n_layers;
+    if (k->count)
+        return k->count(c);
+    for (int i = 0; i < num_kinds; i++)
+        left -= kinds[i]->is_layer && kinds[i]->count ? kinds[i]->count(c) : 0;
+    return left;
+}
+
 const UnitKind *unit_kind(const ModelConfig *c, int unit)
 {
     int i = 0;
-    for (; unit >= kinds[i]->count(c); i++) {
-        unit -= kinds[i]->count(c);
+    for (; unit >= count_of(kinds[i], c); i++) {
+        unit -= count_of(kinds[i], c);
         CHECK(i + 1 < num_kinds, "the model has no such unit");
     }
     return kinds[i];
@@ -32,7 +42,7 @@ static int first_of(const ModelConfig *c, const UnitKind *k)
 {
     int first = 0;
     for (int i = 0; kinds[i] != k; i++)
-        first += kinds[i]->count(c);
+        first += count_of(kinds[i], c);
     return first;
 }
 
@@ -51,7 +61,7 @@ int unit_of_layer(const ModelConfig *c, int layer)
 {
     int unit = 0;
     for (int i = 0; !kinds[i]->is_layer; i++)
-        unit += kinds[i]->count(c);
+        unit += count_of(kinds[i], c);
     return unit + layer;
 }
 

@@ -92,7 +92,9 @@ typedef enum {
     STD_ADAPTER
 } Init;
 
-/* A parameter that units of a kind have, in the order of their flat buffer. */
+/* A parameter that units of a kind have, in the order of their flat buffer. With a count it has
+ * items of that shape, such as the experts of a layer, each with a scale and tensors in files of
+ * its own; in UnitTensors they follow each other as rows of one tensor. */
 typedef struct {
     const char *name;
     size_t offset; /* offset in UnitTensors */
@@ -100,7 +102,8 @@ typedef struct {
     Split split;
     Init init;
     Condition condition;
-    Linear linear; /* of the matrix, the bias or the adapter */
+    Linear linear;                      /* of the matrix, the bias or the adapter */
+    int (*count)(const ModelConfig *c); /* of items; NULL: one */
 } ParamRow;
 
 struct Model;
@@ -113,8 +116,9 @@ typedef struct {
 } BackwardStep;
 
 typedef struct UnitKind {
-    const char *name;                   /* in messages and traces */
-    int (*count)(const ModelConfig *c); /* how many a model has, one after the other */
+    const char *name; /* in messages and traces */
+    /* how many a model has, one after the other; NULL: the layers that other kinds leave */
+    int (*count)(const ModelConfig *c);
     /* its matrices are operands of the recipe; these units take turns in two buffers for weights,
      * and the activations that they save can leave for the host */
     bool is_layer;

@@ -78,7 +78,7 @@ static void keep_part(ParamStore *store, int u, const Param *p, const char *grou
 static void keep_groups(ParamStore *store, int u, const Param *p, const char *groups)
 {
     const Param whole = param_whole(p);
-    const Tensor operand = store->unit[u].tensor[p->id];
+    const Tensor operand = param_tensor(&store->unit[u], p);
     keep_part(store, u, p, groups);
     if (!format_is_fp8(operand.format))
         return;
