@@ -75,4 +75,3 @@ static inline ModelConfig expert_model(BaseFormat base)
     m.init_cutoff_factor = 0;
     return base == BASE_AS_FROZEN ? m : with_adapters(m, RANK, ALL_MODULES, base);
 }
-

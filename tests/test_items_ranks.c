@@ -9,19 +9,35 @@
 #include "kernels/kernels.h"
 #include "model/store/fsdp.h"
 #include "model/store/param_store_sizes.h"
+#include "model/update/muon.h"
 #include "model/update/update.h"
 
 enum { SEED = 5 };
 
-/* Sharded over all ranks, or a copy on each rank. */
-static void open_items(Run *r, const ModelConfig *m, const char *recipe, bool sharded)
+/* ALONE_: a copy on each rank. SHARDED: over all ranks. CUT: two of them compute each layer. */
+typedef enum { ALONE_, SHARDED, CUT } Place;
+
+static void plan_items(Run *r, const ModelConfig *m, const char *recipe, Place place)
 {
-    const int shards = sharded ? comm_size() : 1;
-    divide((Strategy){ .shard_ranks = shards });
+    const int cut = place == CUT ? 2 : 1, shards = place == ALONE_ ? 1 : comm_size() / cut;
+    divide((Strategy){ .shard_ranks = shards, .tensor_ranks = cut });
     *r = (Run){ 0 };
     model_config(&r->config, m, recipe, 1);
     r->config.save_folder = shared;
-    place_part(r, (ShardChoice){ shards, comm_group_rank(RANKS_SHARD) });
+}
+
+static ShardChoice choice(void)
+{
+    return (ShardChoice){ .shards = comm_group_size(RANKS_SHARD),
+                          .rank = comm_group_rank(RANKS_SHARD),
+                          .tensor_ranks = comm_group_size(RANKS_TENSOR),
+                          .tensor_rank = comm_group_rank(RANKS_TENSOR) };
+}
+
+static void open_items(Run *r, const ModelConfig *m, const char *recipe, Place place)
+{
+    plan_items(r, m, recipe, place);
+    place_part(r, choice());
     store_init(&r->store, &r->config.model, SEED);
 }
 
@@ -126,19 +142,19 @@ TEST(test_operands)
     for (int b = 0; b < 3; b++) {
         const ModelConfig m = expert_model(bases[b]);
         Operand expected[ITEMS], found[ITEMS];
-        for (int sharded = 0; sharded < 2; sharded++) {
+        for (Place place = ALONE_; place <= SHARDED; place++) {
             Run r;
-            open_items(&r, &m, "coat", sharded);
+            open_items(&r, &m, "coat", place);
             check_quantized_scales(&r.store, bases[b] != BASE_AS_FROZEN);
             take_operands(found, &r, false);
             take_operands(found, &r, true);
             for (int i = 0; i < ITEMS; i++) {
                 const Param *p = &r.store.shape[LAYER].param[i];
-                if (!sharded)
+                if (place == ALONE_)
                     expected[i] = bases[b] == BASE_NF4
                                       ? found[i]
                                       : rounded_alone(&r, p, r.store.recipe.operand);
-                check_operands(text("base %d, sharded %d, item %d", b, sharded, i), &found[i],
+                check_operands(text("base %d, place %d, item %d", b, place, i), &found[i],
                                &expected[i], param_numel(p));
                 for (int k = 0; k < i; k++)
                     assert_true(found[k].scale != found[i].scale);
@@ -175,26 +191,60 @@ static void step_with_gradients(Run *r, int step)
     store_updated(store);
 }
 
+/* How weights and states are stored, and updated. */
+static const struct {
+    const char *recipe, *optimizer;
+    bool on_host;
+} ways[] = {
+    { "f32", "adamw" },
+    { "coat", "adamw", true },
+    { "bf16", "adamw8bit" },
+    { "bf16", "muon" },
+};
+
+static void open_way(Run *r, const ModelConfig *m, int way, Place place)
+{
+    plan_items(r, m, ways[way].recipe, place);
+    r->config.optimizer.name = (char *)ways[way].optimizer;
+    ShardChoice c = choice();
+    for (int h = 0; h < NUM_HOSTED && ways[way].on_host; h++)
+        c.on_host[h] = unit_count(m);
+    place_part(r, c);
+    ParamStore *store = &r->store;
+    const size_t part = store->update_part_bytes = store_update_part_bytes(store),
+                 muon = muon_bytes(store, &r->config);
+    store->staging_bytes = UPDATE_BUFFERS * part > muon ? UPDATE_BUFFERS * part : muon;
+    store->staging = guarded(store->staging_bytes);
+    assert_true(store_on_host(store, LAYER, HOST_MASTER) == ways[way].on_host);
+    store_init(store, &r->config.model, SEED);
+}
+
+/* Two steps, by every optimizer and with weights on the host, have the same bits on all ranks as on
+ * one. */
 TEST(test_steps)
 {
     const ModelConfig m = expert_model(BASE_AS_FROZEN);
-    float *expected[ITEMS];
-    for (int sharded = 0; sharded < 2; sharded++) {
-        Run r;
-        open_items(&r, &m, "f32", sharded);
-        for (int step = 1; step <= 2; step++)
-            step_with_gradients(&r, step);
-        for (int i = 0; i < ITEMS; i++) {
-            const Param *p = &r.store.shape[LAYER].param[i];
-            float *x = master_of(&r, p);
-            if (sharded)
-                check_same_bytes(text("item %d", i), x, expected[i], param_numel(p) * sizeof *x);
-            else
-                expected[i] = x;
+    for (size_t way = 0; way < sizeof ways / sizeof ways[0]; way++) {
+        float *expected[ITEMS];
+        for (Place place = ALONE_; place <= SHARDED; place++) {
+            Run r;
+            open_way(&r, &m, (int)way, place);
+            for (int step = 1; step <= 2; step++)
+                step_with_gradients(&r, step);
+            for (int i = 0; i < ITEMS; i++) {
+                const Param *p = &r.store.shape[LAYER].param[i];
+                float *x = master_of(&r, p);
+                if (place == SHARDED)
+                    check_same_bytes(
+                        text("%s, %s, item %d", ways[way].recipe, ways[way].optimizer, i), x,
+                        expected[i], param_numel(p) * sizeof *x);
+                else
+                    expected[i] = x;
+            }
+            close_run(&r);
         }
-        close_run(&r);
+        release();
     }
-    release();
 }
 
 /* ---- files ----------------------------------------------------------------------------------- */
@@ -209,8 +259,8 @@ static void check_file(const Run *r, const char *folder)
         SafeFile *f = safetensors_open(text("%s/model.safetensors", folder));
         for (int k = 0; k < 2; k++) {
             const size_t n = (size_t)F * (size_t)C;
-            const SafeTensor *t = safetensors_find(f, text("model.layers.0.experts.%d.%s.weight", i,
-                                                           k ? "up_proj" : "gate_proj"));
+            const SafeTensor *t = safetensors_find(
+                f, text("model.layers.0.experts.%d.%s.weight", i, k ? "up_proj" : "gate_proj"));
             float *y = keep(n * sizeof *y);
             assert_true(t && t->dims == 2 && t->shape[0] == (size_t)F && t->shape[1] == (size_t)C);
             safetensors_read(f, y, t, 0, n * sizeof *y);
@@ -239,18 +289,18 @@ TEST(test_saved)
     const ModelConfig m = expert_model(BASE_AS_FROZEN);
     const char *folder = lasting(text("%s/step1", shared));
     Run r, same, alone;
-    open_items(&r, &m, "f32", true);
+    open_items(&r, &m, "f32", SHARDED);
     step_with_gradients(&r, 1);
     save(&r, 1);
     check_file(&r, folder);
-    open_items(&same, &m, "f32", true);
+    open_items(&same, &m, "f32", SHARDED);
     load(&same, folder);
     for (int u = 0; u < r.store.num_units; u++)
         check_same_shard("a shard", &same.store.shard[u], &r.store.shard[u]);
     float *x[ITEMS];
     for (int i = 0; i < ITEMS; i++)
         x[i] = master_of(&r, &r.store.shape[LAYER].param[i]);
-    open_items(&alone, &m, "f32", false);
+    open_items(&alone, &m, "f32", ALONE_);
     load(&alone, folder);
     for (int i = 0; i < ITEMS; i++) {
         const Param *p = &alone.store.shape[LAYER].param[i];
@@ -263,15 +313,39 @@ TEST(test_saved)
     release();
 }
 
+/* Two ranks compute each layer, and each has rows of gate and of up of every item. */
+TEST(test_cut)
+{
+    const ModelConfig m = expert_model(BASE_AS_FROZEN);
+    Run r, same, alone;
+    if (comm_size() == 1)
+        return;
+    open_items(&r, &m, "f32", CUT);
+    assert_int_equal(r.store.shape[LAYER].param[ITEMS - 1].rows, m.mlp_width);
+    save(&r, 5);
+    open_items(&same, &m, "f32", CUT);
+    store_init(&same.store, &m, SEED + 1);
+    const char *folder = lasting(text("%s/step5", shared));
+    load(&same, folder);
+    for (int u = 0; u < r.store.num_units; u++)
+        check_same_shard("a part", &same.store.shard[u], &r.store.shard[u]);
+    open_items(&alone, &m, "f32", ALONE_);
+    check_file(&alone, folder);
+    close_run(&r);
+    close_run(&same);
+    close_run(&alone);
+    release();
+}
+
 /* With the trainer's scales: one for gate and up of an item. All codes
  * are read as the numbers that their export has. */
 TEST(test_exported)
 {
     const ModelConfig m = expert_model(BASE_AS_FROZEN);
-    const char *folder = lasting(text("%s/step3", shared)), *coded = lasting(text("%s-fp8", folder)),
-               *plain = lasting(text("%s-f32", folder));
+    const char *folder = lasting(text("%s/step3", shared)),
+               *coded = lasting(text("%s-fp8", folder)), *plain = lasting(text("%s-f32", folder));
     Run saved;
-    open_items(&saved, &m, "coat", true);
+    open_items(&saved, &m, "coat", SHARDED);
     save(&saved, 3);
     close_run(&saved);
     if (comm_rank() == 0) {
@@ -297,8 +371,8 @@ TEST(test_exported)
     }
     comm_barrier();
     Run a, b;
-    open_items(&a, &m, "f32", true);
-    open_items(&b, &m, "f32", true);
+    open_items(&a, &m, "f32", SHARDED);
+    open_items(&b, &m, "f32", SHARDED);
     checkpoint_load(coded, &a.config, &a.store, NULL, false);
     checkpoint_load(plain, &b.config, &b.store, NULL, false);
     for (int u = 0; u < a.store.num_units; u++)
@@ -315,11 +389,11 @@ TEST(test_adapters)
     ModelConfig m = expert_model(BASE_E4M3);
     m.lora.base_path = (char *)base;
     Run r, same;
-    open_items(&r, &m, "bf16", true);
+    open_items(&r, &m, "bf16", SHARDED);
     checkpoint_load(base, &r.config, &r.store, NULL, false);
     test_fill_adapters(&r.store, 3);
     save(&r, 7);
-    open_items(&same, &m, "bf16", true);
+    open_items(&same, &m, "bf16", SHARDED);
     load(&same, text("%s/step7", shared));
     for (int u = 0; u < r.store.num_units; u++) {
         const Tensor x = r.store.shard[u].slice[QUANTIZED].stored,

@@ -1,5 +1,6 @@
 /* Adding a kind of unit touches one file, mapping_unit.h: its model is planned, trained, saved and
- * loaded like others. test_gradients.c checks its gradients, test_fsdp_ranks.c its sharding. */
+ * loaded like others. test_gradients.c checks its gradients, test_fsdp_ranks.c its sharding. And
+ * names of a second kind of layer with items, expert_unit.h; test_items_ranks.c stores it. */
 #include <math.h>
 
 #include "model/checkpoint/safetensors.h"

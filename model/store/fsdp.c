@@ -400,7 +400,7 @@ void fsdp_encode(ParamStore *store, int u, const Param *p, Tensor master)
     while (c < end && (c->step != ENCODE || c->param != p))
         c++;
     if (format_is_fp8(w.format)) {
-        const Tensor scale = { .data = w.scale, .format = { F32, 0, false }, .rows = 1, .cols = 4 };
+        const Tensor scale = tensor_at(w.scale, (Format){ F32, 0, false }, 1, SCALE_FLOATS);
         device_zero(scale.data, tensor_bytes(scale));
         if (c < end)
             quantize_scale(c->to, master);
