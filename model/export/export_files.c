@@ -375,10 +375,10 @@ static void look(Reading *r, const Entry *e)
         return;
     r->viewed = e;
     r->view = (CodedView){ 0 };
-    for (int i = 0; i < r->x->num_entries; i++) {
-        const Entry *other = &r->x->entry[i];
-        if (!other->is_coded || !same_view(r->x, other, e))
-            continue;
+    const Entry *first = r->x->entry, *end = first + r->x->num_entries, *other = e;
+    while (other > first && same_view(r->x, other - 1, e))
+        other--;
+    for (; other < end && same_view(r->x, other, e); other++) {
         const size_t all = numel(&other->tensor), step = step_of(r, other);
         begin_reading(r, other);
         for (size_t at = 0, n; at < all; at += n) {

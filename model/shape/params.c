@@ -123,11 +123,10 @@ static double init_std(Init init, const ModelConfig *c, int l, int fan_in)
  * numbers of other parameters. */
 static size_t next_number(const UnitLayout *u, bool adapter)
 {
-    size_t number = 0;
-    for (const Param *p = u->param; p < u->param + u->num_params; p++)
-        if (p->is_adapter == adapter)
-            number = param_align(p->number + (size_t)p->rows * (size_t)p->cols);
-    return number;
+    for (const Param *p = u->param + u->num_params; p > u->param; p--)
+        if (p[-1].is_adapter == adapter)
+            return param_align(p[-1].number + param_numel(&p[-1]));
+    return 0;
 }
 
 void unit_shape(UnitLayout *u, const ModelConfig *c, int unit, int world)
