@@ -167,25 +167,36 @@ TEST(test_operands)
 
 /* ---- training -------------------------------------------------------------------------------- */
 
-/* A step with given gradients of all units: rank 0 has them, the others add 0. */
-static void step_with_gradients(Run *r, int step)
+/* A micro-batch with given gradients of all units: rank 0 has them, the others add 0. They are
+ * multiples of 1/32, so that sums of two are exact in BF16. */
+static void add_gradients(ParamStore *store, int number, bool last)
 {
-    ParamStore *store = &r->store;
-    fsdp_empty_grads(store);
     for (int u = store->num_units - 1; u >= 0; u--) {
         UnitTensors *dw = fsdp_grads(store, u);
         for (int i = 0; i < store->shape[u].num_params; i++) {
             const Param *p = &store->shape[u].param[i];
             const Tensor t = param_tensor(dw, p);
+            const int rows = p->has_padding ? store->shape[u].config->vocab_size : p->rows;
+            double *old = t.empty ? NULL : values(t);
             float *x = keep(param_numel(p) * sizeof *x);
-            const int rows = p->has_padding ? r->config.model.vocab_size : p->rows;
             for (size_t k = 0; k < (size_t)rows * (size_t)p->cols && comm_rank() == 0; k++)
-                x[k] = test_uniform((uint64_t)step, store->shape[u].first + p->number + k);
-            assert_true(t.empty || step > 1 || comm_group_size(RANKS_SHARD) == 1);
+                x[k] = roundf(32 * test_uniform((uint64_t)number,
+                                                store->shape[u].first + p->number + k)) /
+                       32;
+            for (size_t k = 0; old && k < param_numel(p); k++)
+                x[k] = (float)(x[k] + old[k]);
             put(t, x);
         }
-        fsdp_reduce(store, u, true);
+        fsdp_reduce(store, u, last);
     }
+}
+
+static void step_with_gradients(Run *r, int step)
+{
+    ParamStore *store = &r->store;
+    fsdp_empty_grads(store);
+    add_gradients(store, 2 * step, false);
+    add_gradients(store, 2 * step + 1, true);
     fsdp_wait_grads(store);
     optimizer_step(store, &r->config, step, 1e-2, 1);
     store_updated(store);
