@@ -114,11 +114,6 @@ static int projectors(const ModelConfig *c)
     return c->image.feature_size > 0;
 }
 
-static int layers(const ModelConfig *c)
-{
-    return c->n_layers;
-}
-
 static const UnitKind kinds[] = {
     { .name = "embedding",
       .count = one,
@@ -136,7 +131,6 @@ static const UnitKind kinds[] = {
       .backward_uses = projector_uses,
       .backward = projector_back },
     { .name = "block",
-      .count = layers,
       .is_layer = true,
       .params = of_block,
       .num_params = COUNT(of_block),

@@ -43,10 +43,11 @@ static const Architecture made_up = {
     .rope_types = 1 << ROPE_DEFAULT,
     .blocks = "h",
     .tensors = made_up_tensors,
-    .keys = { { "rms_norm_eps", 1e-3 },
-              { "sliding_window", 5 },
-              { "clip_qkv", 0 },
-              { "num_key_value_heads", 1 } },
+    .keys = (const ClassKey[]){ { "rms_norm_eps", 1e-3 },
+                                { "sliding_window", 5 },
+                                { "clip_qkv", 0 },
+                                { "num_key_value_heads", 1 },
+                                { NULL } },
 };
 
 static const char *const expected_names[] = {
@@ -242,24 +243,27 @@ TEST(test_every_parameter)
         const ModelConfig m = architecture(a);
         for (int u = 0; u < unit_count(&m); u++) {
             UnitLayout shape;
-            HfTensor tensor[HF_TENSORS];
+            int count;
             unit_shape(&shape, &m, u, 1);
-            const int count = hf_tensors(tensor, &m, &shape, u);
+            HfTensor *tensor = hf_tensors(&m, &shape, u, &count);
             size_t named = 0, all = 0;
             for (int i = 0; i < count; i++)
                 named += tensor[i].max_rows * tensor[i].cols;
             for (int i = 0; i < shape.num_params; i++)
                 all += (size_t)shape.param[i].rows * (size_t)shape.param[i].cols;
             assert_int_equal(named, all);
+            free(tensor);
+            free(shape.param);
         }
     }
     ModelConfig m = architecture(LLAMA);
     UnitLayout shape;
-    HfTensor tensor[HF_TENSORS];
+    int count;
     unit_shape(&shape, &m, 1, 1);
     shape.param[0].name = "norm7";
     DIES("LlamaForCausalLM: no Hugging Face name for parameter norm7",
-         hf_tensors(tensor, &m, &shape, 1));
+         hf_tensors(&m, &shape, 1, &count));
+    free(shape.param);
 }
 
 int main(void)

@@ -170,11 +170,13 @@ static void check_layer(const SafeFile *f, const Loaded *was, int block, const P
     const GptqResult r = gptq(device_codes, values, w, device_scale, GROUP, h, 0.01, true);
     check_printed(block, p, &r);
     device_get(codes, device_codes, n);
-    HfTensor tensor[HF_TENSORS];
+    int count;
     const UnitLayout *u = &was->store.shape[block + 1];
-    for (int i = 0, count = hf_tensors(tensor, &was->config.model, u, block + 1); i < count; i++)
+    HfTensor *tensor = hf_tensors(&was->config.model, u, block + 1, &count);
+    for (int i = 0; i < count; i++)
         if (&u->param[tensor[i].param] == p)
             check_matrix(f, &tensor[i], codes + tensor[i].first, scale + tensor[i].first / GROUP);
+    free(tensor);
 }
 
 /* The block has its original weights, earlier blocks those of the folder. */

@@ -47,8 +47,8 @@ static void check_state(const Run *r)
     for (int u = 0; u < r->store.num_units; u++) {
         const Shard *s = &r->store.shard[u];
         const Tensor t[] = { s->slice[TRAINED].stored, s->state[0], s->state[1] };
-        HfTensor tensor[HF_TENSORS];
-        int count = hf_tensors(tensor, &r->config.model, &r->store.shape[u], u);
+        int count;
+        HfTensor *tensor = hf_tensors(&r->config.model, &r->store.shape[u], u, &count);
         for (int i = 0; i < count * 3; i++)
             check_range(tensor[i / 3].name, t[i % 3], (uint64_t)(u * 8 + i % 3),
                         hf_first(&r->store.shape[u], &tensor[i / 3]),
@@ -64,6 +64,7 @@ static void check_state(const Run *r)
                 assert_int_equal(bytes[k], 0);
             at = i < count ? end + tensor[i].rows * tensor[i].cols : at;
         }
+        free(tensor);
     }
 }
 
@@ -225,13 +226,14 @@ static const char *write_folder(const Run *r, const char *dtype, size_t rows)
     mkdir(path, 0777);
     SafeFile *f = safetensors_new(text("%s/model.safetensors", path));
     for (int u = 0; u < r->store.num_units; u++) {
-        HfTensor tensor[HF_TENSORS];
-        int count = hf_tensors(tensor, &r->config.model, &r->store.shape[u], u);
+        int count;
+        HfTensor *tensor = hf_tensors(&r->config.model, &r->store.shape[u], u, &count);
         for (int i = 0; i < count; i++) {
             const HfTensor *t = &tensor[i];
             const size_t matrix[2] = { t->max_rows > t->rows ? rows : t->rows, t->cols };
             safetensors_add(f, t->name, dtype, t->vector ? 1 : 2, t->vector ? &t->cols : matrix);
         }
+        free(tensor);
     }
     safetensors_lay_out(f);
     safetensors_create(f);
@@ -268,8 +270,8 @@ static void check_converted(const char *folder, const char *dtype, Format master
     assert_false(checkpoint_load(folder, &r.config, &r.store, NULL, true));
     SafeFile *f = safetensors_open(text("%s/model.safetensors", folder));
     for (int u = 0; u < r.store.num_units; u++) {
-        HfTensor tensor[HF_TENSORS];
-        int count = hf_tensors(tensor, &r.config.model, &r.store.shape[u], u);
+        int count;
+        HfTensor *tensor = hf_tensors(&r.config.model, &r.store.shape[u], u, &count);
         for (int i = 0; i < count; i++) {
             const SafeTensor *t = safetensors_find(f, tensor[i].name);
             size_t n = (t->end - t->begin) / safetensors_dtype_size(dtype),
@@ -290,6 +292,7 @@ static void check_converted(const char *folder, const char *dtype, Format master
             }
             free(raw), free(loaded);
         }
+        free(tensor);
     }
     safetensors_close(f);
     close_run(&r);

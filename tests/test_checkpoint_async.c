@@ -53,8 +53,8 @@ static void expect_state(Run *r, const char *checkpoint, uint64_t seed)
     for (int u = 0; u < r->store.num_units; u++) {
         const Tensor t[] = { r->store.shard[u].slice[TRAINED].stored, r->store.shard[u].state[0],
                              r->store.shard[u].state[1] };
-        HfTensor tensor[HF_TENSORS];
-        int count = hf_tensors(tensor, &r->config.model, &r->store.shape[u], u);
+        int count;
+        HfTensor *tensor = hf_tensors(&r->config.model, &r->store.shape[u], u, &count);
         for (int k = 0; k < count * 3; k++) {
             size_t first = hf_first(&r->store.shape[u], &tensor[k / 3]) * 4,
                    bytes = tensor[k / 3].rows * tensor[k / 3].cols * 4;
@@ -62,6 +62,7 @@ static void expect_state(Run *r, const char *checkpoint, uint64_t seed)
             if (pattern_check(data + first, seed + (uint64_t)(k % 3), first, bytes) < bytes)
                 fail_msg("%s: %s is not what was saved", checkpoint, tensor[k / 3].name);
         }
+        free(tensor);
     }
 }
 

@@ -27,7 +27,7 @@ static TokenFlops flops_of(const Config *c)
 {
     UnitLayout *shape = shapes_of(c);
     const TokenFlops f = token_flops(c, shape);
-    free(shape);
+    units_free(shape, unit_count(&c->model));
     return f;
 }
 
@@ -119,7 +119,7 @@ static void log_one_step(Config *c, int ranks, long steps, int milliseconds)
     assert_true(f && fgets(logged, sizeof logged, f));
     fclose(f);
     log_close(log);
-    free(shape);
+    units_free(shape, unit_count(&c->model));
     assert_true(unlink(path) == 0 && rmdir(folder) == 0);
 }
 
@@ -209,7 +209,7 @@ TEST(test_flops_of_cut_layers)
     const TokenFlops cut = token_flops(&c, shape);
     assert_true(cut.linear == whole.linear && cut.attention == whole.attention &&
                 cut.head == whole.head);
-    free(shape);
+    units_free(shape, unit_count(&m));
 }
 
 int main(void)

@@ -102,8 +102,8 @@ static void pattern_all(const Run *r, bool check)
 {
     for (int u = 0; u < r->store.num_units; u++) {
         const Shard *s = &r->store.shard[u];
-        HfTensor tensor[HF_TENSORS];
-        const int count = hf_tensors(tensor, &r->config.model, &r->store.shape[u], u);
+        int count;
+        HfTensor *tensor = hf_tensors(&r->config.model, &r->store.shape[u], u, &count);
         const Tensor part[] = { s->slice[TRAINED].stored, s->state[0], s->state[1] };
         for (int i = 0; i < count * 3; i++) {
             const HfTensor *t = &tensor[i / 3];
@@ -118,6 +118,7 @@ static void pattern_all(const Run *r, bool check)
                                    first, n) != n)
                 fail_msg("%s, %d: other bytes than were saved", t->name, i % 3);
         }
+        free(tensor);
     }
 }
 
@@ -125,8 +126,8 @@ static void pattern_all(const Run *r, bool check)
 static void check_frozen(const Run *r, const char *base)
 {
     for (int u = 0; u < r->store.num_units; u++) {
-        HfTensor tensor[HF_TENSORS];
-        const int count = hf_tensors(tensor, &r->config.model, &r->store.shape[u], u);
+        int count;
+        HfTensor *tensor = hf_tensors(&r->config.model, &r->store.shape[u], u, &count);
         for (int i = 0; i < count; i++) {
             const size_t n = tensor[i].rows * tensor[i].cols;
             if (tensor[i].adapter)
@@ -141,6 +142,7 @@ static void check_frozen(const Run *r, const char *base)
                                 values_in(text("%s/model.safetensors", base), tensor[i].name, n),
                                 n * sizeof *found);
         }
+        free(tensor);
     }
 }
 
@@ -148,8 +150,8 @@ static void check_frozen(const Run *r, const char *base)
 static const float *values_of(const Run *r, const char *name, size_t *n)
 {
     for (int u = 0; u < r->store.num_units; u++) {
-        HfTensor tensor[HF_TENSORS];
-        const int count = hf_tensors(tensor, &r->config.model, &r->store.shape[u], u);
+        int count;
+        HfTensor *tensor = hf_tensors(&r->config.model, &r->store.shape[u], u, &count);
         for (int i = 0; i < count; i++) {
             if (strcmp(tensor[i].name, name) != 0)
                 continue;
@@ -161,8 +163,10 @@ static const float *values_of(const Run *r, const char *name, size_t *n)
                        (float *)s->slice[shape->param[tensor[i].param].region].stored.data +
                            hf_first(shape, &tensor[i]),
                        *n * sizeof *x);
+            free(tensor);
             return x;
         }
+        free(tensor);
     }
     fail_msg("no %s", name);
     return NULL;

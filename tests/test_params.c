@@ -120,6 +120,7 @@ TEST(test_split)
                          layers[l].second, i, whole[i], pieces[i]);
         release();
     }
+    free(s.param);
 }
 
 /* Parts are consecutive rows, and cover all rows except the vocabulary's padding. */
@@ -138,6 +139,7 @@ TEST(test_parts)
                     assert_int_equal(p->part[k].first, rows);
                 assert_int_equal(rows, p->has_padding ? m.vocab_size : p->rows);
             }
+            free(s.param);
         }
     }
 }

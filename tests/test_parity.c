@@ -205,8 +205,8 @@ static void check_gradients(Setup *s)
     int checked = 0, there = 0;
     mean_loss_and_gradients(s);
     for (int u = 0; u < s->store.num_units; u++) {
-        HfTensor tensor[HF_TENSORS];
-        int count = hf_tensors(tensor, &s->config.model, &s->store.shape[u], u);
+        int count;
+        HfTensor *tensor = hf_tensors(&s->config.model, &s->store.shape[u], u, &count);
         for (int i = 0; i < count; i++) {
             char name[128];
             size_t n = tensor[i].rows * tensor[i].cols;
@@ -222,6 +222,7 @@ static void check_gradients(Setup *s)
             free(expected), free(found);
             checked++;
         }
+        free(tensor);
     }
     for (int i = 0; i < s->golden->count; i++)
         there += strncmp(s->golden->tensor[i].name, "grad.", 5) == 0;
@@ -282,8 +283,8 @@ static void check_adapters(const Setup *s)
     snprintf(path, sizeof path, "tests/golden/%s/adapter_model.safetensors", s->name);
     SafeFile *start = safetensors_open(path);
     for (int u = 0; u < s->store.num_units; u++) {
-        HfTensor tensor[HF_TENSORS];
-        const int count = hf_tensors(tensor, &s->config.model, &s->store.shape[u], u);
+        int count;
+        HfTensor *tensor = hf_tensors(&s->config.model, &s->store.shape[u], u, &count);
         for (int i = 0; i < count; i++) {
             const double off = tensor[i].adapter || tensor[i].with_adapter
                                    ? change_error(s, start, u, &tensor[i])
@@ -292,6 +293,7 @@ static void check_adapters(const Setup *s)
                 fail_msg("%s, %s after %d steps: off by %.2g of its change", s->name,
                          tensor[i].name, STEPS, off);
         }
+        free(tensor);
     }
     safetensors_close(start);
 }
@@ -373,9 +375,9 @@ static int list_rows(const Setup *s, Rows *all)
 {
     int count = 0;
     for (int u = 0; u < s->store.num_units; u++) {
-        HfTensor tensor[HF_TENSORS];
-        for (int i = 0, n = hf_tensors(tensor, &s->config.model, &s->store.shape[u], u); i < n;
-             i++) {
+        int n;
+        HfTensor *tensor = hf_tensors(&s->config.model, &s->store.shape[u], u, &n);
+        for (int i = 0; i < n; i++) {
             const HfTensor *t = &tensor[i];
             const bool vector = t->rows == 1 || t->cols == 1;
             const size_t cols = vector ? t->rows * t->cols : t->cols;
@@ -386,6 +388,7 @@ static int list_rows(const Setup *s, Rows *all)
             all[count].start = fetch_rows(s, &all[count]);
             count++;
         }
+        free(tensor);
     }
     return count;
 }

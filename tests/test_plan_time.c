@@ -182,7 +182,7 @@ TEST(test_many)
         Rehearsal r[2];
         for (int stage = 0; stage < stages; stage++)
             rehearse(&r[stage], &n, 1, c, stage);
-        const double all = timeline_step(r, stages, &topology, c->model.n_layers + 2).seconds,
+        const double all = timeline_step(r, stages, &topology, &c->model).seconds,
                      short_steps = plan_time(c).seconds;
         if (!(fabs(short_steps / all - 1) < 1e-3))
             fail_msg("%s: %.6f s, all %d micro-batches take %.6f", settings[i], short_steps, n,

@@ -1,6 +1,9 @@
-/* Invalid or damaged safetensors are not read; and which bytes of a file identify it.
- * test_checkpoint.c reads checkpoints back. */
+/* Invalid or damaged safetensors are not read; which bytes of a file identify it; and names are
+ * found. test_checkpoint.c reads checkpoints back. */
+#include <time.h>
+
 #include "model/checkpoint/base_fingerprint.h"
+#include "model/checkpoint/coded_source.h"
 #include "model/checkpoint/safetensors.h"
 #include "tests/test.h"
 #include "tests/saved.h"
@@ -80,6 +83,57 @@ TEST(test_sampled_pages)
         for (int k = 0; k < i; k++)
             assert_true(fingerprint[i] != fingerprint[k]);
     assert_true(fingerprint[4] == fingerprint[0]); /* bytes between the pages are not read */
+}
+
+/* Names of tensors that begin as others do, in no order. */
+static const char *name_of(int i)
+{
+    return text("model.layers.%d.experts%s", i * 7919 % 20011, i % 3 ? ".weight" : "");
+}
+
+static SafeFile *write_names(int count)
+{
+    SafeFile *f = safetensors_new(text("%s/names.safetensors", root));
+    for (int i = 0; i < count; i++)
+        safetensors_add(f, name_of(i), "U8", 1, (size_t[]){ 1 });
+    safetensors_lay_out(f);
+    safetensors_create(f);
+    safetensors_close(f);
+    return safetensors_open(text("%s/names.safetensors", root));
+}
+
+/* As a search of all of them does; also where a name is there twice, and after names have changed. */
+TEST(test_names)
+{
+    enum { COUNT = 100 };
+    SafeFile *f = write_names(COUNT);
+    strcpy(f->tensor[2].name, f->tensor[71].name);
+    strcpy(f->tensor[5].name, "a");
+    safetensors_renamed(f);
+    for (int i = 0; i < 3 * COUNT; i++) {
+        const char *name = i < COUNT ? f->tensor[i].name : name_of(i - COUNT);
+        int t = 0;
+        while (t < COUNT && strcmp(f->tensor[t].name, name) != 0)
+            t++;
+        assert_ptr_equal(safetensors_find(f, name), t < COUNT ? &f->tensor[t] : NULL);
+    }
+    assert_null(safetensors_find(f, ""));
+    assert_null(safetensors_find(f, "z"));
+    safetensors_close(f);
+}
+
+/* Whether each of many tensors belongs to a matrix of codes is known in seconds of processor time:
+ * searches of all names take minutes. */
+TEST(test_many_names)
+{
+    enum { COUNT = 20000, SECONDS = 20 };
+    SafeFile *f = write_names(COUNT);
+    const clock_t end = clock() + SECONDS * CLOCKS_PER_SEC;
+    for (int t = 0; t < COUNT; t++) {
+        assert_null(coded_source_matrix(&f, 1, f->tensor[t].name));
+        assert_true(clock() < end);
+    }
+    safetensors_close(f);
 }
 
 int main(void)

@@ -1,11 +1,14 @@
 /* Adding a kind of unit touches one file, mapping_unit.h: its model is planned, trained, saved and
- * loaded like others. test_gradients.c checks its gradients, test_fsdp_ranks.c its sharding. */
+ * loaded like others. test_gradients.c checks its gradients, test_fsdp_ranks.c its sharding. And
+ * names of a second kind of layer with items, expert_unit.h; test_items_ranks.c stores it. */
 #include <math.h>
 
 #include "model/checkpoint/safetensors.h"
+#include "model/shape/trainable.h"
 #include "model/store/param_store_sizes.h"
 #include "model/update/update.h"
 #include "tests/test.h"
+#include "tests/expert_unit.h"
 #include "tests/mapping_unit.h"
 #include "tests/saved.h"
 
@@ -160,10 +163,79 @@ TEST(test_trained_alone)
     model_free(&t.model, &t.store);
 }
 
+/* A layer of another kind, and the items of its parameters. */
+TEST(test_names_of_items)
+{
+    const ModelConfig m = expert_model(BASE_E4M3), plain = architecture(LLAMA);
+    char name[UNIT_NAME];
+    assert_int_equal(unit_count(&plain), plain.n_layers + 2);
+    assert_int_equal(unit_count(&m), m.n_layers + 2);
+    assert_string_equal(unit_name(&m, LAYER, name), "expert layer 0");
+    assert_string_equal(unit_name(&m, LAYER + 1, name), "block 1");
+    assert_int_equal(unit_of_layer(&m, 2), 3);
+    int count, found = 0;
+    HfTensor *tensor = hf_tensors_of(&m, &count);
+    NameIndex names = { 0 };
+    for (int i = 0; i < count; i++)
+        name_index_add(&names, tensor[i].name, i);
+    name_index_sort(&names);
+    for (int i = 0; i < count; i++)
+        assert_int_equal(name_index_find(&names, tensor[i].name), i); /* no name is there twice */
+    for (int i = 0; i < ITEMS; i++)
+        for (int k = 0; k < 6; k++, found++) {
+            static const char *const part[] = { "gate", "up" }, *const matrix[] = { "", ".lora_A",
+                                                                                    ".lora_B" };
+            const int at = name_index_find(
+                &names, text("%smodel.layers.0.experts.%d.%s_proj%s.weight",
+                             k / 2 ? "base_model.model." : "", i, part[k % 2], matrix[k / 2]));
+            assert_true(at >= 0);
+            assert_int_equal(tensor[at].rows, k / 2 == 1 ? RANK : m.mlp_width);
+            assert_int_equal(tensor[at].cols, k / 2 == 2 ? RANK : m.d_model);
+            assert_true(tensor[at].joined == (i > 0 || k % 2 == 1));
+        }
+    for (int i = 0; i < count; i++)
+        found -= tensor[i].unit == LAYER;
+    assert_int_equal(found, 0);
+    name_index_free(&names);
+    free(tensor);
+}
+
+/* Items are trained together. */
+TEST(test_items_trained_together)
+{
+    static char *pattern = "model.layers.0.experts.2.*";
+    ModelConfig m = expert_model(BASE_AS_FROZEN);
+    Config c = { 0 };
+    int count;
+    model_config(&c, &m, "f32", 1);
+    c.trainable = &pattern;
+    c.num_trainable = 1;
+    HfTensor *tensor = hf_tensors_of(&m, &count);
+    char *split = trainable_split(&c, tensor, count);
+    assert_string_equal(split, "model.layers.0.experts.1.up_proj.weight is frozen and "
+                               "model.layers.0.experts.2.gate_proj.weight is trained");
+    free(split);
+    free(tensor);
+}
+
+/* Items with gaps between them are refused. */
+TEST(test_sizes_of_items)
+{
+    ModelConfig m = expert_model(BASE_AS_FROZEN);
+    m.mlp_width = 80, m.d_model = 20;
+    UnitLayout s;
+    unit_shape(&s, &m, LAYER, 1);
+    DIES("expert layer 0: each of 5 experts has 160 x 20 numbers; expected a multiple of 256",
+         unit_check_size(&s, LAYER));
+    free(s.param);
+}
+
 int main(void)
 {
     device_init(0);
     architecture_add(&mapped);
     unit_kind_add(&mapping_kind, 1);
+    architecture_add(&with_experts);
+    unit_kind_add(&expert_layer, 2);
     return run_all_tests(make_root, remove_root);
 }

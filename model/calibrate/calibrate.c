@@ -77,8 +77,21 @@ static void describe_block(Calibration *c, int block)
     m->no_rope_interval = layer_rotation(&c->model, block) == NO_ROTATION;
 }
 
-static const Param *matrix_of(const UnitLayout *u, Linear l)
+/* The units of the model of one block. */
+static int block_unit(const Calibration *c)
 {
+    return unit_of_layer(&c->config.model, 0);
+}
+
+static int head_unit(const Calibration *c)
+{
+    return unit_count(&c->config.model) - 1;
+}
+
+/* The matrix of a layer of the block. */
+static const Param *matrix_of(const Calibration *c, Linear l)
+{
+    const UnitLayout *u = &c->store.shape[block_unit(c)];
     for (int i = 0; i < u->num_params; i++)
         if (u->param[i].is_operand && u->param[i].linear == l)
             return &u->param[i];
@@ -90,7 +103,7 @@ static void place_layers(Calibration *c, Arena *a)
 {
     const Format f32 = { F32, 0 };
     for (Linear l = 0; l < NUM_LINEARS; l++) {
-        const Param *p = matrix_of(&c->store.shape[1], l);
+        const Param *p = matrix_of(c, l);
         Layer *y = &c->layer[l];
         y->w = tensor_alloc(a, f32, p->rows, p->cols);
         y->h = tensor_alloc(a, f32, p->cols, p->cols);
@@ -109,8 +122,8 @@ static void open_block(Calibration *c, int block)
     c->layers = device_alloc(arena.used);
     place_layers(c, &(Arena){ .memory = c->layers });
     for (Linear l = 0; l < NUM_LINEARS; l++)
-        c->layer[l].host_scale = xmalloc(param_numel(matrix_of(&c->store.shape[1], l)) /
-                                         c->x->coded.group * sizeof(float));
+        c->layer[l].host_scale =
+            xmalloc(param_numel(matrix_of(c, l)) / c->x->coded.group * sizeof(float));
 }
 
 static void close_block(Calibration *c)
@@ -212,7 +225,7 @@ static void forward_all(Calibration *c, const UnitTensors *w, int first, int cou
 
 static void embed(Calibration *c)
 {
-    put_unit(c, 0, 1);
+    put_unit(c, 0, unit_of_layer(&c->model, 0));
     const Tensor table = unit_of(c, 0)->embed, y = c->m.acts[0].attn_res;
     for (int i = 0; i < c->batches + c->held; i++) {
         model_put_tokens(&c->m, c->data->tokens + (size_t)i * (size_t)c->m.text.N, c->m.text.N);
@@ -246,7 +259,7 @@ static void measure_losses(Calibration *c)
 {
     CalibrationLosses *l = &c->losses;
     const int none = unit_count(&c->model);
-    put_unit(c, 2, c->model.weight_tying ? 0 : none);
+    put_unit(c, head_unit(c), c->model.weight_tying ? 0 : none);
     if (c->model.weight_tying)
         put_unit(c, 0, none);
     l->after = cross_entropy_of(c, c->batches, &l->labels);
@@ -267,17 +280,21 @@ static void add_inputs(Calibration *c)
 static void write_codes(Calibration *c, int block, const Param *p, const Layer *l)
 {
     UnitLayout shape;
-    HfTensor tensor[HF_TENSORS];
+    int count;
     const size_t n = param_numel(p);
     int8_t *codes = xmalloc(n);
     device_get(codes, l->codes, n);
     const int unit = unit_of_layer(&c->model, block);
     unit_shape(&shape, &c->model, unit, 1);
-    for (int i = 0, count = hf_tensors(tensor, &c->model, &shape, unit); i < count; i++)
-        if (shape.param[tensor[i].param].id == p->id)
+    HfTensor *tensor = hf_tensors(&c->model, &shape, unit, &count);
+    for (int i = 0; i < count; i++)
+        if (shape.param[tensor[i].param].id == p->id &&
+            shape.param[tensor[i].param].item == p->item)
             export_write_int4(c->x, tensor[i].name, codes + tensor[i].first,
                               l->host_scale + tensor[i].first / c->x->coded.group);
     free(codes);
+    free(tensor);
+    free(shape.param);
 }
 
 /* Prints the mean squared error of a layer's output, with damping included, and that of
@@ -303,9 +320,9 @@ static void choose_codes(Calibration *c, int block, const UnitTensors *w)
     printf("block %d:", block);
     for (Linear l = 0; l < NUM_LINEARS; l++) {
         const Layer *y = &c->layer[l];
-        const Param *p = matrix_of(&c->store.shape[1], l);
+        const Param *p = matrix_of(c, l);
         const GptqResult r =
-            gptq(y->codes, w->tensor[p->id], y->w, y->scale, (int)c->x->coded.group, y->h,
+            gptq(y->codes, param_tensor(w, p), y->w, y->scale, (int)c->x->coded.group, y->h,
                  c->options->damping, c->options->ordered);
         write_codes(c, block, p, y);
         print_result(c, block, p, &r);
@@ -320,8 +337,8 @@ static void calibrate_block(Calibration *c, int block)
     open_block(c, block);
     if (block == 0)
         embed(c);
-    put_unit(c, 1, block + 2);
-    const UnitTensors *w = unit_of(c, 1);
+    put_unit(c, block_unit(c), unit_of_layer(&c->model, block) + 1);
+    const UnitTensors *w = unit_of(c, block_unit(c));
     for (int i = 0; i < c->batches; i++) {
         forward(c, w, i);
         add_inputs(c);
@@ -329,7 +346,7 @@ static void calibrate_block(Calibration *c, int block)
     forward_all(c, w, c->batches + c->held, c->held);
     choose_codes(c, block, w);
     forward_all(c, w, last ? c->batches : 0, last ? c->held : c->batches + c->held);
-    fsdp_release(&c->store, 1);
+    fsdp_release(&c->store, block_unit(c));
     if (last)
         measure_losses(c);
     close_block(c);

@@ -8,9 +8,9 @@ static void *read_unit(void *ahead)
 {
     WeightsAhead *a = ahead;
     UnitLayout shape;
-    HfTensor tensor[HF_TENSORS];
     unit_shape(&shape, a->model, a->unit, 1);
-    a->count = hf_tensors(tensor, a->model, &shape, a->unit);
+    HfTensor *tensor = hf_tensors(a->model, &shape, a->unit, &a->count);
+    a->weight = xcalloc((size_t)a->count + 1, sizeof *a->weight);
     for (int i = 0; i < a->count; i++) {
         const HfTensor *t = &tensor[i];
         Weight *w = &a->weight[i];
@@ -21,6 +21,8 @@ static void *read_unit(void *ahead)
         w->scale = xmalloc(t->rows * t->cols / a->x->coded.group * sizeof *w->scale);
         coded_int4_scales(w->scale, a->x->coded, w->values, t->rows, t->cols);
     }
+    free(tensor);
+    free(shape.param);
     return NULL;
 }
 
@@ -44,5 +46,7 @@ void weights_free(WeightsAhead *a)
         free(a->weight[i].values);
         free(a->weight[i].scale);
     }
+    free(a->weight);
+    a->weight = NULL;
     a->count = 0;
 }

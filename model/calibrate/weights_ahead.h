@@ -17,7 +17,7 @@ typedef struct {
     int unit; /* the one being read, or read last */
     bool is_reading;
     pthread_t thread;
-    Weight weight[HF_TENSORS];
+    Weight *weight; /* [count] */
     int count;
 } WeightsAhead;
 

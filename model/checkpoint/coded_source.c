@@ -66,15 +66,18 @@ static Found find(const Matrix *m, const char *suffix)
     return f;
 }
 
-/* NULL: none. */
+static bool is_of(const Matrix *m, const Kind *k)
+{
+    const SafeTensor *codes = find(m, k->codes).tensor;
+    return codes && (!k->dtype || strcmp(codes->dtype, k->dtype) == 0) && find(m, k->scale).tensor;
+}
+
+/* The first kind of which it is; NULL: none. */
 static const Kind *kind_of(const Matrix *m)
 {
-    for (int i = 0; i < NUM_KINDS; i++) {
-        const Found codes = find(m, kinds[i].codes);
-        if (codes.tensor && (!kinds[i].dtype || strcmp(codes.tensor->dtype, kinds[i].dtype) == 0) &&
-            find(m, kinds[i].scale).tensor)
+    for (int i = 0; i < NUM_KINDS; i++)
+        if (is_of(m, &kinds[i]))
             return &kinds[i];
-    }
     return NULL;
 }
 
@@ -111,7 +114,8 @@ char *coded_source_matrix(SafeFile *const *file, int count, const char *name)
         for (int k = -2; k < OTHERS; k++) {
             char *stem = stem_of(name, part_of(&kinds[i], k));
             const Matrix m = { .file = file, .count = count, .stem = stem };
-            char *matrix = stem && kind_of(&m) == &kinds[i] ? xasprintf("%s.weight", stem) : NULL;
+            const bool found = stem && is_of(&m, &kinds[i]) && kind_of(&m) == &kinds[i];
+            char *matrix = found ? xasprintf("%s.weight", stem) : NULL;
             free(stem);
             if (matrix)
                 return matrix;

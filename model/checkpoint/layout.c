@@ -171,6 +171,9 @@ Layout layout_make(const char *folder, LayoutKind kind, const ParamStore *store,
     for (int i = 0; i < store->num_tensors; i++)
         add_tensor(&l, kind, store, &store->tensor[i]);
     l.sum = xcalloc((size_t)l.num_pieces, sizeof *l.sum);
+    for (int i = 0; i < l.num_pieces; i++)
+        name_index_add(&l.names, l.piece[i].name, i);
+    name_index_sort(&l.names);
     if (!folder)
         return l;
     divide(&l, store->num_units, kind == LAYOUT_ADAPTER ? SIZE_MAX : file_limit);
@@ -202,6 +205,7 @@ void layout_free(Layout *l)
         safetensors_close(l->file[i]);
     free(l->file);
     free(l->piece);
+    name_index_free(&l->names);
     free(l->sum);
     *l = (Layout){ 0 };
 }

@@ -39,6 +39,7 @@ typedef struct {
 typedef struct {
     int num_pieces, num_files;
     Piece *piece;
+    NameIndex names; /* of `piece` */
     SafeFile **file; /* described and laid out; NULL without a folder */
     /* [num_pieces]: CRC-32C of a tensor's bytes in a file: of this rank's part, or combined */
     uint32_t *sum;

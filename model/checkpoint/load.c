@@ -43,34 +43,20 @@ static const char OPENING[] = "opening the files to load";
 
 static bool has_piece(const Layout *l, const char *name)
 {
-    for (int i = 0; i < l->num_pieces; i++)
-        if (strcmp(l->piece[i].name, name) == 0)
-            return true;
-    return false;
-}
-
-/* Whether a tensor of the base is replaced by one next to the adapters. */
-static bool is_replaced(const ParamStore *store, const char *name)
-{
-    for (int i = 0; i < store->num_tensors; i++)
-        if (store->tensor[i].with_adapter && strcmp(store->tensor[i].name, name) == 0)
-            return true;
-    return false;
+    return name_index_find(&l->names, name) >= 0;
 }
 
 /* The first tensor that is no piece of the layout and cannot be ignored, and its file in *path;
- * NULL: there is none. store: NULL, or the store of all parameters if the layout has only those of
- * the base. */
+ * NULL: there is none. */
 static const char *left_over(const Layout *l, const WeightFiles *s, const char *folder,
-                             const ModelConfig *c, const ParamStore *store, const char **path)
+                             const ModelConfig *c, const char **path)
 {
     for (int i = 0; i < s->count; i++)
         for (int t = 0; t < s->file[i]->count; t++) {
             const char *name = s->file[i]->tensor[t].name;
             char *matrix = coded_source_matrix(s->file, s->count, name);
             const bool placed = has_piece(l, matrix ? matrix : name) ||
-                                (c->image.feature_size > 0 && tower_owns(name)) ||
-                                (store && is_replaced(store, name));
+                                (c->image.feature_size > 0 && tower_owns(name));
             *path = s->file[i]->path;
             free(matrix);
             if (!placed && !weight_files_may_have(s, name, folder, c))
@@ -89,14 +75,14 @@ static void check_finite(const char *folder, const Layout *l, const ParamStore *
 }
 
 /* Loads the model's weights, or adapters. An unknown tensor means that the folder has another
- * model. */
+ * model; that of a base may have what is replaced by tensors next to the adapters. */
 static void load_weights(const char *folder, WeightFiles s, LayoutKind kind, const Config *c,
                          ParamStore *store)
 {
     weight_files_refuse_quantized(&s, folder);
-    Layout l = layout_make(NULL, kind, store, 0);
-    const char *path,
-        *name = left_over(&l, &s, folder, &c->model, kind == LAYOUT_BASE ? store : NULL, &path);
+    Layout l = layout_make(NULL, kind, store, 0),
+           known = layout_make(NULL, kind == LAYOUT_BASE ? LAYOUT_MODEL : kind, store, 0);
+    const char *path, *name = left_over(&known, &s, folder, &c->model, &path);
     if (name && kind == LAYOUT_ADAPTER)
         weight_files_refuse_adapter(folder, name);
     if (name)
@@ -107,6 +93,7 @@ static void load_weights(const char *folder, WeightFiles s, LayoutKind kind, con
         load_quantized(&l, store, s.file, s.count);
     layout_read(&l, store, s.file, s.count);
     check_finite(folder, &l, store);
+    layout_free(&known);
     layout_free(&l);
     weight_files_close(&s);
 }

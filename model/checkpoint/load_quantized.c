@@ -23,17 +23,32 @@ typedef struct {
     float *values;
 } Reading;
 
-static bool is_part(const Reading *r, const Piece *piece, int unit, const Param *p)
+/* The tensors of a matrix, which follow each other: pieces first .. end - 1. */
+typedef struct {
+    int unit, first, end;
+    const Param *p;
+} Matrix;
+
+/* Goes to the next matrix of the region; false: there is none. From { 0 } on. */
+static bool next_matrix(const Reading *r, Matrix *m)
 {
-    return piece->unit == unit && &r->store->shape[unit].param[piece->param] == p;
+    const Piece *all = r->l->piece, *end = all + r->l->num_pieces, *p = all + m->end;
+    while (p < end && p->region != QUANTIZED)
+        p++;
+    if (p == end)
+        return false;
+    m->first = m->end = (int)(p - all);
+    while (all + m->end < end && all[m->end].unit == p->unit && all[m->end].param == p->param)
+        m->end++;
+    m->unit = p->unit;
+    m->p = &r->store->shape[p->unit].param[p->param];
+    return true;
 }
 
-static Format format_of(const Reading *r, int unit, const Param *p)
+static Format format_of(const Reading *r, const Matrix *m)
 {
     bool exact = true;
-    for (int i = 0; i < r->l->num_pieces; i++) {
-        if (!is_part(r, &r->l->piece[i], unit, p))
-            continue;
+    for (int i = m->first; i < m->end; i++) {
         const SafeTensor *t = layout_find(&r->l->piece[i], r->files, r->count).tensor;
         exact &= t && strcmp(t->dtype, "BF16") == 0;
     }
@@ -71,15 +86,14 @@ static void read_tensor(const Reading *r, int i, Tensor part)
 
 /* Whether bitsandbytes stored the matrix in the base's format; dies if only some of its tensors
  * are. */
-static bool is_quantized(const Reading *r, int unit, const Param *p)
+static bool is_quantized(const Reading *r, const Matrix *m)
 {
     if (r->store->base_format != BASE_NF4)
         return false;
     const char *plain = NULL, *quantized = NULL;
-    for (int i = 0; i < r->l->num_pieces; i++)
-        if (is_part(r, &r->l->piece[i], unit, p))
-            *(nf4_source_has(r->files, r->count, r->l->piece[i].name) ? &quantized : &plain) =
-                r->l->piece[i].name;
+    for (int i = m->first; i < m->end; i++)
+        *(nf4_source_has(r->files, r->count, r->l->piece[i].name) ? &quantized : &plain) =
+            r->l->piece[i].name;
     if (quantized && plain)
         die("%s%s: %s is stored in 4 bits and %s is not, but they are one matrix here: quantize "
             "both, or load the 16-bit folder",
@@ -87,15 +101,12 @@ static bool is_quantized(const Reading *r, int unit, const Param *p)
     return quantized != NULL;
 }
 
-static void read_quantized(const Reading *r, int unit, const Param *p)
+static void read_quantized(const Reading *r, const Matrix *m)
 {
     const bool plain = r->store->shape->config->lora.plain_nf4;
-    const Param whole = param_whole(p);
+    const Param whole = param_whole(m->p);
     char *groups = xmalloc(param_nf4_groups(&whole) * nf4_group_bytes(plain)), *next = groups;
-    for (int i = 0; i < r->l->num_pieces; i++) {
-        const Piece *piece = &r->l->piece[i];
-        if (!is_part(r, piece, unit, p))
-            continue;
+    for (const Piece *piece = &r->l->piece[m->first]; piece < &r->l->piece[m->end]; piece++) {
         const size_t n = nf4_groups(piece->shape[0], piece->shape[1]);
         watchdog_mark("reading a base in NF4", -1);
         if (plain)
@@ -106,40 +117,35 @@ static void read_quantized(const Reading *r, int unit, const Param *p)
                             piece->shape[1], 0, n);
         next += n * nf4_group_bytes(plain);
     }
-    quantized_store_nf4(r->store, unit, p, groups);
+    quantized_store_nf4(r->store, m->unit, m->p, groups);
     free(groups);
 }
 
 /* memory: device memory for the matrix in its format. */
-static void read_matrix(const Reading *r, int unit, const Param *p, void *memory)
+static void read_matrix(const Reading *r, const Matrix *m, void *memory)
 {
-    if (is_quantized(r, unit, p)) {
-        read_quantized(r, unit, p);
+    if (is_quantized(r, m)) {
+        read_quantized(r, m);
         return;
     }
-    const Param all = param_whole(p);
-    const Tensor whole = tensor_at(memory, format_of(r, unit, p), all.rows, all.cols);
-    for (int i = 0; i < r->l->num_pieces; i++) {
-        const Piece *piece = &r->l->piece[i];
-        if (is_part(r, piece, unit, p))
-            read_tensor(r, i,
-                        tensor_rows(whole, (int)(piece->in_whole / (size_t)all.cols),
-                                    (int)piece->shape[0]));
-    }
-    quantized_store(r->store, unit, p, whole);
+    const Param all = param_whole(m->p);
+    const Tensor whole = tensor_at(memory, format_of(r, m), all.rows, all.cols);
+    for (int i = m->first; i < m->end; i++)
+        read_tensor(r, i,
+                    tensor_rows(whole, (int)(r->l->piece[i].in_whole / (size_t)all.cols),
+                                (int)r->l->piece[i].shape[0]));
+    quantized_store(r->store, m->unit, m->p, whole);
 }
 
 static size_t largest_matrix(const Reading *r)
 {
     size_t most = 0;
-    for (int u = 0; u < r->store->num_units; u++)
-        for (int i = 0; i < r->store->shape[u].num_params; i++) {
-            const Param *p = &r->store->shape[u].param[i], whole = param_whole(p);
-            const size_t bytes = p->region != QUANTIZED || is_quantized(r, u, p)
-                                     ? 0
-                                     : param_numel(&whole) * dtype_size(format_of(r, u, p).dtype);
-            most = bytes > most ? bytes : most;
-        }
+    for (Matrix m = { 0 }; next_matrix(r, &m);) {
+        const Param whole = param_whole(m.p);
+        const size_t bytes =
+            is_quantized(r, &m) ? 0 : param_numel(&whole) * dtype_size(format_of(r, &m).dtype);
+        most = bytes > most ? bytes : most;
+    }
     return most;
 }
 
@@ -150,12 +156,11 @@ void load_quantized(Layout *l, ParamStore *store, SafeFile *const *files, int co
     r.raw = xmalloc(safetensors_chunk);
     r.values = xmalloc(safetensors_chunk);
     progress_begin("loading");
-    for (int u = 0; u < store->num_units; u++)
-        for (int i = 0; i < store->shape[u].num_params; i++)
-            if (store->shape[u].param[i].region == QUANTIZED && store_holds(store, u)) {
-                progress_show((double)u / store->num_units, store->shape[u].param[i].name);
-                read_matrix(&r, u, &store->shape[u].param[i], memory);
-            }
+    for (Matrix m = { 0 }; next_matrix(&r, &m);)
+        if (store_holds(store, m.unit)) {
+            progress_show((double)m.unit / store->num_units, m.p->name);
+            read_matrix(&r, &m, memory);
+        }
     progress_end();
     device_sync();
     device_free(memory);

@@ -174,6 +174,14 @@ static void check_cover(SafeFile *f)
             f->path, at, f->bytes);
 }
 
+void safetensors_renamed(SafeFile *f)
+{
+    name_index_free(&f->names);
+    for (int i = 0; i < f->count; i++)
+        name_index_add(&f->names, f->tensor[i].name, i);
+    name_index_sort(&f->names);
+}
+
 static void parse_header(SafeFile *f, const char *text, size_t length)
 {
     json_error_t error;
@@ -187,6 +195,7 @@ static void parse_header(SafeFile *f, const char *text, size_t length)
         parse_tensor(f, &f->tensor[f->count++], name, entry);
     json_decref(header);
     check_cover(f);
+    safetensors_renamed(f);
 }
 
 SafeFile *safetensors_open(const char *path)
@@ -224,10 +233,8 @@ SafeFile *safetensors_open(const char *path)
 
 const SafeTensor *safetensors_find(const SafeFile *f, const char *name)
 {
-    for (int i = 0; i < f->count; i++)
-        if (strcmp(f->tensor[i].name, name) == 0)
-            return &f->tensor[i];
-    return NULL;
+    const int i = name_index_find(&f->names, name);
+    return i < 0 ? NULL : &f->tensor[i];
 }
 
 Found safetensors_find_in(SafeFile *const *file, int count, const char *name)
@@ -324,6 +331,7 @@ void safetensors_lay_out(SafeFile *f)
         place_size(f, placed, &count, size);
     free(f->tensor);
     f->tensor = placed;
+    safetensors_renamed(f);
 
     json_t *header = describe(f);
     char *text = json_dumps(header, JSON_COMPACT | JSON_PRESERVE_ORDER);
@@ -397,6 +405,7 @@ void safetensors_close(SafeFile *f)
     for (int i = 0; i < f->count; i++)
         free(f->tensor[i].name);
     free(f->tensor);
+    name_index_free(&f->names);
     free(f->header);
     free(f->path);
     free(f->problem);

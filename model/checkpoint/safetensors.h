@@ -7,6 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "model/checkpoint/name_index.h"
+
 enum { SAFE_DIMS = 8 };
 
 typedef struct {
@@ -26,6 +28,7 @@ typedef struct {
     size_t bytes; /* of data */
     int count;
     SafeTensor *tensor; /* [count], in the order of their bytes */
+    NameIndex names;    /* of `tensor`, once it is open or laid out */
     char *header;       /* of a file to be written: data - 8 bytes */
     size_t unsynced;    /* bytes written since the last safetensors_sync */
     char *problem;      /* error of writing, with the file's name; NULL: none so far */
@@ -36,6 +39,8 @@ size_t safetensors_dtype_size(const char *dtype); /* bytes of an element; 0: unk
 /* Opens a file for reading and checks its format: header, types, shapes, that the tensors cover the
  * data without holes, and the file's length. */
 SafeFile *safetensors_open(const char *path);
+/* Takes the names of the tensors again, which were changed. */
+void safetensors_renamed(SafeFile *f);
 /* NULL if there is none */
 const SafeTensor *safetensors_find(const SafeFile *f, const char *name);
 

@@ -168,6 +168,7 @@ WeightFiles weight_files_open_adapter(const char *folder)
         drop_adapter_name(s.file[0]->tensor[i].name);
         use_tree_name(&s.file[0]->tensor[i]);
     }
+    safetensors_renamed(s.file[0]);
     expect_sums(&s, manifest, folder);
     json_decref(manifest);
     return s;

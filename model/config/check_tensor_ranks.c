@@ -1,6 +1,8 @@
 /* Checks of ranks that compute layers together (parallelism.tensor). */
 #include "model/config/check_tensor_ranks.h"
 
+#include <stdlib.h>
+
 #include "kernels/runtime/error.h"
 #include "model/shape/optimizer.h"
 #include "model/shape/params.h"
@@ -91,15 +93,12 @@ static bool cuts_group(const Param *p, size_t group)
     return p->split == SPLIT_COLUMNS && (size_t)p->cols % group != 0;
 }
 
-static char *refused_groups(const Config *c, int n)
+static char *refused_groups(const Config *c, const UnitLayout *block)
 {
     const Optimizer *o = optimizer_find(c->optimizer.name);
-    UnitLayout block;
-    unit_shape(&block, &c->model, unit_of_layer(&c->model, 0), 1);
-    unit_cut(&block, n, 0, 1);
     for (int k = 0; k < o->num_states && !config_forward_only(c); k++) {
         const int group = optimizer_format(o, k, &c->recipe, true).group;
-        for (const Param *p = block.param; p < block.param + block.num_params; p++)
+        for (const Param *p = block->param; p < block->param + block->num_params; p++)
             if (group > 0 && (c->model.lora.rank == 0 || p->is_adapter) &&
                 cuts_group(p, (size_t)group))
                 return xasprintf(
@@ -113,13 +112,10 @@ static char *refused_groups(const Config *c, int n)
 
 /* Blocks of NF4 have one absmax; those of a second quantization are decoded, so that their groups
  * may be cut. */
-static char *refused_nf4(const Config *c, int n)
+static char *refused_nf4(const Config *c, const UnitLayout *block)
 {
-    UnitLayout block;
-    unit_shape(&block, &c->model, unit_of_layer(&c->model, 0), 1);
-    unit_cut(&block, n, 0, 1);
-    for (const Param *p = block.param;
-         p < block.param + block.num_params && c->model.lora.base == BASE_NF4; p++)
+    for (const Param *p = block->param;
+         p < block->param + block->num_params && c->model.lora.base == BASE_NF4; p++)
         if (p->is_operand && cuts_group(p, NF4_BLOCK))
             return xasprintf("nf4 of lora.base has a scale for each %d elements, and a part of %s "
                              "(%d x %d) does not have whole ones; "
@@ -134,9 +130,15 @@ char *check_tensor_ranks_refusal(const Config *c, int world)
     char *refusal = n > 1 ? refused_combination(c) : NULL;
     if (n > 1 && !refusal)
         refusal = refused_parts(c, n, world);
-    if (n > 1 && !refusal)
-        refusal = refused_groups(c, n);
-    return n > 1 && !refusal ? refused_nf4(c, n) : refusal;
+    for (int l = 0; n > 1 && l < c->model.n_layers && !refusal; l++) {
+        UnitLayout block;
+        unit_shape(&block, &c->model, unit_of_layer(&c->model, l), 1);
+        unit_cut(&block, n, 0, 1);
+        refusal = refused_groups(c, &block);
+        refusal = refusal ? refusal : refused_nf4(c, &block);
+        free(block.param);
+    }
+    return refusal;
 }
 
 void check_tensor_ranks(Reader *r)

@@ -129,6 +129,19 @@ static void check_shapes(const Export *x)
     }
 }
 
+static void add_names(Export *x, const Entry *e)
+{
+    char name[HF_NAME];
+    if (e->tensor.adapter)
+        name_index_add(&x->adapter_names, e->tensor.name, x->num_adapter_entries - 1);
+    else
+        name_index_add(&x->names, e->tensor.name, x->num_entries - 1);
+    if (!e->tensor.with_adapter)
+        return;
+    hf_adapter_name(name, e->tensor.name, NULL);
+    name_index_add(&x->adapter_names, name, x->num_entries - 1);
+}
+
 /* All tensors, in the order of the model's units. */
 static void list_tensors(Export *x, const ModelConfig *m)
 {
@@ -141,20 +154,14 @@ static void list_tensors(Export *x, const ModelConfig *m)
                                      : &x->entry[x->num_entries++];
         const bool in_block = unit_kind(m, tensor[i].unit)->is_layer;
         *e = (Entry){ .tensor = tensor[i],
-                      .shares = tensor[i].unit * NUM_PARAMS + tensor[i].param,
                       .is_coded =
                           x->is_coded && in_block && !tensor[i].vector && !tensor[i].adapter };
         find(x, e);
+        add_names(x, e);
     }
+    name_index_sort(&x->names);
+    name_index_sort(&x->adapter_names);
     free(tensor);
-}
-
-static const Entry *find_entry(const Entry *list, int count, const char *name)
-{
-    for (int i = 0; i < count; i++)
-        if (strcmp(list[i].tensor.name, name) == 0)
-            return &list[i];
-    return NULL;
 }
 
 /* The matrix `matrix` (lora_A or lora_B) of e's adapter; NULL: there is none. */
@@ -164,7 +171,8 @@ static const Entry *find_adapter_entry(const Export *x, const Entry *e, const ch
     if (e->tensor.vector)
         return NULL;
     hf_adapter_name(name, e->tensor.name, matrix);
-    return find_entry(x->adapter_entry, x->num_adapter_entries, name);
+    const int i = name_index_find(&x->adapter_names, name);
+    return i < 0 ? NULL : &x->adapter_entry[i];
 }
 
 static void join(Export *x)
@@ -180,19 +188,6 @@ static void join(Export *x)
           joined, x->num_adapter_entries);
 }
 
-/* Whether a tensor of the adapters' file is A, B or one that replaces the base's. */
-static bool belongs_to_adapter(const Export *x, const char *name)
-{
-    bool found = find_entry(x->adapter_entry, x->num_adapter_entries, name) != NULL;
-    for (int i = 0; i < x->num_entries && !found; i++) {
-        char own[HF_NAME];
-        if (x->entry[i].tensor.with_adapter)
-            hf_adapter_name(own, x->entry[i].tensor.name, NULL);
-        found = x->entry[i].tensor.with_adapter && strcmp(own, name) == 0;
-    }
-    return found;
-}
-
 static void check_left_over(const Export *x, const ModelConfig *m)
 {
     for (int i = 0; i < x->source.count + x->adapter.count; i++) {
@@ -202,9 +197,8 @@ static void check_left_over(const Export *x, const ModelConfig *m)
             const char *name = f->tensor[t].name;
             char *matrix =
                 is_adapter ? NULL : coded_source_matrix(x->source.file, x->source.count, name);
-            const bool placed =
-                is_adapter ? belongs_to_adapter(x, name)
-                           : find_entry(x->entry, x->num_entries, matrix ? matrix : name) != NULL;
+            const bool placed = name_index_find(is_adapter ? &x->adapter_names : &x->names,
+                                                matrix ? matrix : name) >= 0;
             free(matrix);
             if (placed || (!is_adapter && m->image.feature_size > 0 && tower_owns(name)))
                 continue;
@@ -343,6 +337,8 @@ static void close_export(Export *x)
     free(x->file);
     free(x->entry);
     free(x->adapter_entry);
+    name_index_free(&x->names);
+    name_index_free(&x->adapter_names);
 }
 
 /* ---- averages -------------------------------------------------------------------------------- */

@@ -361,9 +361,11 @@ static void read_checked(Reading *r, size_t at, size_t n)
             die_of_value(r->x, r->e, r->values[i]);
 }
 
+/* Parts of one matrix share its scale. */
 static bool same_view(const Export *x, const Entry *a, const Entry *b)
 {
-    return a == b || (coded_shares(x->coded) && a->shares == b->shares);
+    return a == b || (coded_shares(x->coded) && a->tensor.unit == b->tensor.unit &&
+                      a->tensor.param == b->tensor.param);
 }
 
 /* Sets r->view to that of e, and of all matrices that share a scale with it. */
@@ -373,10 +375,10 @@ static void look(Reading *r, const Entry *e)
         return;
     r->viewed = e;
     r->view = (CodedView){ 0 };
-    for (int i = 0; i < r->x->num_entries; i++) {
-        const Entry *other = &r->x->entry[i];
-        if (!other->is_coded || !same_view(r->x, other, e))
-            continue;
+    const Entry *first = r->x->entry, *end = first + r->x->num_entries, *other = e;
+    while (other > first && same_view(r->x, other - 1, e))
+        other--;
+    for (; other < end && same_view(r->x, other, e); other++) {
         const size_t all = numel(&other->tensor), step = step_of(r, other);
         begin_reading(r, other);
         for (size_t at = 0, n; at < all; at += n) {
@@ -449,10 +451,8 @@ static void write_coded(Reading *r, const Entry *e)
 
 static Entry *find_entry(const Export *x, const char *name)
 {
-    int i = 0;
-    while (i < x->num_entries && strcmp(x->entry[i].tensor.name, name) != 0)
-        i++;
-    CHECK(i < x->num_entries, "there is no tensor %s", name);
+    const int i = name_index_find(&x->names, name);
+    CHECK(i >= 0, "there is no tensor %s", name);
     return &x->entry[i];
 }
 

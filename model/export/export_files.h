@@ -15,8 +15,6 @@ typedef struct Entry {
     int file;
     bool is_coded; /* exported as codes: a matrix of a block */
     bool is_written;
-    /* if coded_shares: entries with the same number have one scale */
-    int shares;
     const struct Entry *a, *b;
 } Entry;
 
@@ -35,6 +33,8 @@ typedef struct Export {
     WeightFiles source, adapter;
     Entry *entry, *adapter_entry; /* the model's, and those of adapters */
     int num_entries, num_adapter_entries, num_files;
+    /* of `entry`; in the adapters' file, of `adapter_entry` and of entries next to these */
+    NameIndex names, adapter_names;
     bool is_calibrated; /* export_write_int4 was called */
     SafeFile **file;
     struct Export *other; /* of an average: the other models, which have the same entries */

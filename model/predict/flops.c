@@ -44,7 +44,9 @@ TokenFlops token_flops(const Config *c, const UnitLayout *shape)
     int first = 0;
     while (first < head_unit && !weights_of(&shape[first]).trains)
         first++;
-    for (int u = 1; u < head_unit; u++) {
+    for (int u = 0; u < head_unit; u++) {
+        if (!unit_reads_stream(shape[u].kind))
+            continue;
         const UnitWeights w = weights_of(&shape[u]);
         const bool backward = first <= u;
         f.linear += 2 * (w.all + (backward ? w.all : 0) + w.trained);

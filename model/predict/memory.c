@@ -273,8 +273,8 @@ static void print_sharding(const Model *m, const ParamStore *store, const Config
               shards = store->shards * store->tensor_ranks;
     const int groups = ranks / pipeline_stages(&c->strategy) / shards;
     bool copies = false;
-    for (int u = unit_of_layer(m->text.config, 0); u < store->num_units - 1; u++)
-        copies |= store->plan[u].weights != NULL;
+    for (int u = 0; u < store->num_units; u++)
+        copies |= store->shape[u].kind->is_layer && store->plan[u].weights != NULL;
     if (ranks == 1 && !copies)
         return;
     Items l = { printf(ranks > 1 ? "sharding:" : "weights:"), false };

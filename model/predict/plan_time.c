@@ -30,7 +30,7 @@ static void two_steps(StepTime t[2], const Config *c, int few, int more)
         r[1][stage] = both[1];
     }
     for (int i = 0; i < 2; i++) {
-        t[i] = timeline_step(r[i], stages, &topology, unit_count(&c->model));
+        t[i] = timeline_step(r[i], stages, &topology, &c->model);
         for (int stage = 0; stage < stages; stage++)
             rehearsal_free(&r[i][stage]);
         free(r[i]);
@@ -191,7 +191,7 @@ static double utilization(const Config *c, double speed)
     UnitLayout *shape = trainable_shapes(c, tensors, count);
     const double peak = speed_at_peak(c, shape, rates_peak);
     free(tensors);
-    free(shape);
+    units_free(shape, unit_count(&c->model));
     return speed / peak;
 }
 

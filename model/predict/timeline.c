@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "kernels/runtime/error.h"
+#include "model/shape/units.h"
 
 /* Messages of a stage to a neighbour, by the times at which they arrive. */
 typedef struct {
@@ -26,13 +27,13 @@ typedef struct {
     Messages to[2]; /* by Neighbour */
     /* busy: the queue of computation works */
     double use[NUM_OWNERS][NUM_USES], exposed[NUM_USES], busy;
-    int last_unit;
+    const ModelConfig *config;
 } Stage;
 
 static void open_stage(Stage *s, const Rehearsal *r, const Topology *topology, int stage,
-                       int stages, int units)
+                       int stages, const ModelConfig *c)
 {
-    *s = (Stage){ .r = r, .topology = *topology, .last_unit = units - 1 };
+    *s = (Stage){ .r = r, .topology = *topology, .config = c };
     s->topology.rank = stage * (mesh_ranks(&topology->mesh) / stages);
     for (int q = 0; q < NUM_QUEUES; q++)
         s->line[q] = xmalloc(sizeof(int) * ((size_t)r->count + 1));
@@ -68,10 +69,11 @@ static void close_stage(Stage *s)
 
 static Owner owner_of(const Stage *s, int unit)
 {
-    return unit == UNIT_UPDATE    ? OWNER_UPDATE
-           : unit == 0            ? OWNER_EMBEDDING
-           : unit == s->last_unit ? OWNER_HEAD
-                                  : OWNER_BLOCKS;
+    const UnitKind *k = unit >= 0 ? unit_kind(s->config, unit) : NULL;
+    return unit == UNIT_UPDATE           ? OWNER_UPDATE
+           : k && !unit_reads_stream(k)  ? OWNER_EMBEDDING
+           : k && !unit_writes_stream(k) ? OWNER_HEAD
+                                         : OWNER_BLOCKS;
 }
 
 static TimeUse use_of(const Event *e)
@@ -160,12 +162,13 @@ static void run(Stage *all, int stages)
     CHECK(!open, "a queue waits for what no other queue does");
 }
 
-StepTime timeline_step(const Rehearsal *r, int stages, const Topology *topology, int units)
+StepTime timeline_step(const Rehearsal *r, int stages, const Topology *topology,
+                       const ModelConfig *c)
 {
     StepTime t = { 0 };
     Stage *all = xcalloc((size_t)stages, sizeof *all);
     for (int stage = 0; stage < stages; stage++)
-        open_stage(&all[stage], &r[stage], topology, stage, stages, units);
+        open_stage(&all[stage], &r[stage], topology, stage, stages, c);
     run(all, stages);
     for (int stage = 0; stage < stages; stage++) {
         for (int q = 0; q < NUM_QUEUES; q++)

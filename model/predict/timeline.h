@@ -30,4 +30,5 @@ typedef struct {
 } StepTime;
 
 /* A step of `stages` rehearsals, of the first rank of each stage in this topology. */
-StepTime timeline_step(const Rehearsal *r, int stages, const Topology *topology, int units);
+StepTime timeline_step(const Rehearsal *r, int stages, const Topology *topology,
+                       const ModelConfig *c);

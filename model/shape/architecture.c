@@ -63,6 +63,10 @@ static const TensorNames of_projector[] = {
 
 enum { ANY_ROPE = 1 << ROPE_DEFAULT | 1 << ROPE_LLAMA3 | 1 << ROPE_YARN };
 
+// clang-format off
+#define KEYS(...) (const ClassKey[]){ __VA_ARGS__, { NULL } }
+// clang-format on
+
 /* In the order of search: if two can compute a model, such as Llama and Mistral without a window,
  * the first is chosen unless the configuration names the other. */
 static const Architecture built_in[] = {
@@ -70,92 +74,64 @@ static const Architecture built_in[] = {
     { "LlamaForCausalLM", "llama", "Llama", .norm = RMS_NORM, .norm_affine = true, .images = true,
       .tying = true, .heads_divide = true, .rope_types = ANY_ROPE, .blocks = "model.layers",
       .tensors = norms_before,
-      .keys = { { "head_dim", 0 },
-                { "mlp_bias", 0 },
-                { "rms_norm_eps", 1e-6 },
-                { "eos_token_id", 2 } } },
+      .keys = KEYS({ "head_dim", 0 }, { "mlp_bias", 0 }, { "rms_norm_eps", 1e-6 },
+                   { "eos_token_id", 2 }) },
 
     /* transformers' OlmoLayerNorm has this eps built in */
     { "OlmoForCausalLM", "olmo", "OLMo", .norm = LAYER_NORM, .norm_eps = 1e-5f, .clip = true,
       .tying = true, .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = norms_before,
-      .keys = { { "clip_qkv", 0 }, { "eos_token_id", 50279 }, { "pad_token_id", 1 } } },
+      .keys = KEYS({ "clip_qkv", 0 }, { "eos_token_id", 50279 }, { "pad_token_id", 1 }) },
 
     { "Olmo2ForCausalLM", "olmo2", "OLMo-2", .norm = RMS_NORM, .norm_affine = true,
       .norm_after = true, .qk_norm = QK_NORM_WIDTH, .tying = true, .rope_types = ANY_ROPE,
       .blocks = "model.layers", .tensors = norms_behind,
-      .keys = { { "rms_norm_eps", 1e-5 }, { "eos_token_id", 50279 }, { "pad_token_id", 1 } } },
+      .keys = KEYS({ "rms_norm_eps", 1e-5 }, { "eos_token_id", 50279 }, { "pad_token_id", 1 }) },
 
     { "MistralForCausalLM", "mistral", "Mistral", .norm = RMS_NORM, .norm_affine = true,
       .images = true, .tying = true, .windows = SAME_WINDOW, .rope_types = ANY_ROPE,
       .with_layer_types = "MinistralForCausalLM", .blocks = "model.layers", .tensors = norms_before,
-      .keys = { { "head_dim", 0 },
-                { "rms_norm_eps", 1e-6 },
-                { "num_key_value_heads", 8 },
-                { "max_position_embeddings", 131072 },
-                { "sliding_window", 4096 },
-                { "eos_token_id", 2 } } },
+      .keys = KEYS({ "head_dim", 0 }, { "rms_norm_eps", 1e-6 }, { "num_key_value_heads", 8 },
+                   { "max_position_embeddings", 131072 }, { "sliding_window", 4096 },
+                   { "eos_token_id", 2 }) },
 
     { "MinistralForCausalLM", "ministral", "Ministral", .norm = RMS_NORM, .norm_affine = true,
       .tying = true, .windows = WINDOW_BY_LAYER, .rope_types = ANY_ROPE, .blocks = "model.layers",
       .tensors = norms_before,
-      .keys = { { "head_dim", 0 },
-                { "rms_norm_eps", 1e-6 },
-                { "num_key_value_heads", 8 },
-                { "max_position_embeddings", 131072 },
-                { "sliding_window", 4096 },
-                { "layer_types", 0 },
-                { "eos_token_id", 2 } } },
+      .keys = KEYS({ "head_dim", 0 }, { "rms_norm_eps", 1e-6 }, { "num_key_value_heads", 8 },
+                   { "max_position_embeddings", 131072 }, { "sliding_window", 4096 },
+                   { "layer_types", 0 }, { "eos_token_id", 2 }) },
 
     /* q, k and v have biases whatever attention_bias says */
     { "Qwen2ForCausalLM", "qwen2", "Qwen2", .norm = RMS_NORM, .norm_affine = true, .qkv_bias = true,
       .tying = true, .windows = WINDOW_BY_LAYER, .rope_types = ANY_ROPE, .blocks = "model.layers",
       .tensors = norms_before,
-      .keys = { { "attention_bias", 0 },
-                { "rms_norm_eps", 1e-6 },
-                { "num_key_value_heads", 32 },
-                { "max_position_embeddings", 32768 },
-                { "use_sliding_window", 0 },
-                { "sliding_window", 4096 },
-                { "max_window_layers", 28 },
-                { "layer_types", 0 } } },
+      .keys = KEYS({ "attention_bias", 0 }, { "rms_norm_eps", 1e-6 }, { "num_key_value_heads", 32 },
+                   { "max_position_embeddings", 32768 }, { "use_sliding_window", 0 },
+                   { "sliding_window", 4096 }, { "max_window_layers", 28 }, { "layer_types", 0 }) },
 
     { "Qwen3ForCausalLM", "qwen3", "Qwen3", .norm = RMS_NORM, .norm_affine = true, .images = true,
       .qk_norm = QK_NORM_HEAD, .tying = true, .windows = WINDOW_BY_LAYER, .rope_types = ANY_ROPE,
       .blocks = "model.layers", .tensors = norms_before,
-      .keys = { { "head_dim", 128 },
-                { "rms_norm_eps", 1e-6 },
-                { "num_key_value_heads", 32 },
-                { "max_position_embeddings", 32768 },
-                { "use_sliding_window", 0 },
-                { "sliding_window", 4096 },
-                { "max_window_layers", 28 },
-                { "layer_types", 0 } } },
+      .keys = KEYS({ "head_dim", 128 }, { "rms_norm_eps", 1e-6 }, { "num_key_value_heads", 32 },
+                   { "max_position_embeddings", 32768 }, { "use_sliding_window", 0 },
+                   { "sliding_window", 4096 }, { "max_window_layers", 28 }, { "layer_types", 0 }) },
 
     /* without layer_types every fourth block has full attention */
     { "Olmo3ForCausalLM", "olmo3", "OLMo-3", .norm = RMS_NORM, .norm_affine = true,
       .norm_after = true, .qk_norm = QK_NORM_WIDTH, .tying = true, .windows = WINDOW_BY_LAYER,
       .rope_types = ANY_ROPE, .full_attn_scaled_only = true, .blocks = "model.layers",
       .tensors = norms_behind,
-      .keys = { { "rms_norm_eps", 1e-5 },
-                { "rope_theta", 500000 },
-                { "sliding_window", 4096 },
-                { "layer_types", 4 },
-                { "eos_token_id", 50279 },
-                { "pad_token_id", 1 } } },
+      .keys = KEYS({ "rms_norm_eps", 1e-5 }, { "rope_theta", 500000 }, { "sliding_window", 4096 },
+                   { "layer_types", 4 }, { "eos_token_id", 50279 }, { "pad_token_id", 1 }) },
 
     { "SmolLM3ForCausalLM", "smollm3", "SmolLM3", .norm = RMS_NORM, .norm_affine = true,
       .tying = true, .no_rope = true, .rope_types = ANY_ROPE, .blocks = "model.layers",
       .tensors = norms_before,
-      .keys = { { "mlp_bias", 0 },
-                { "rms_norm_eps", 1e-6 },
-                { "num_key_value_heads", 4 },
-                { "max_position_embeddings", 32768 },
-                { "rope_theta", 2000000 },
-                { "tie_word_embeddings", 1 },
-                { "no_rope_layers", 0 },
-                { "no_rope_layer_interval", 4 },
-                { "eos_token_id", 128001 },
-                { "pad_token_id", 128004 } } },
+      .keys = KEYS({ "mlp_bias", 0 }, { "rms_norm_eps", 1e-6 }, { "num_key_value_heads", 4 },
+                   { "max_position_embeddings", 32768 }, { "rope_theta", 2000000 },
+                   { "tie_word_embeddings", 1 }, { "no_rope_layers", 0 },
+                   { "no_rope_layer_interval", 4 }, { "eos_token_id", 128001 },
+                   { "pad_token_id", 128004 }) },
 };
 
 /* ---- finding a row --------------------------------------------------------------------------- */
@@ -210,10 +186,9 @@ void architecture_add(const Architecture *a)
 
 const ClassKey *architecture_key(const Architecture *a, const char *key)
 {
-    const size_t most = sizeof a->keys / sizeof a->keys[0];
-    for (size_t i = 0; i < most && a->keys[i].key; i++)
-        if (strcmp(a->keys[i].key, key) == 0)
-            return &a->keys[i];
+    for (const ClassKey *k = a->keys; k && k->key; k++)
+        if (strcmp(k->key, key) == 0)
+            return k;
     return NULL;
 }
 
@@ -347,10 +322,13 @@ static const TensorNames *names_of(const Architecture *a, const char *param)
 }
 
 /* The row of the parameter to which the adapter p belongs: qkv for qkv_a. */
-static const TensorNames *names_of_linear(const Architecture *a, const Param *p)
+static const TensorNames *names_of_linear(const Architecture *a, const UnitLayout *s,
+                                          const Param *p)
 {
-    static const char *const linear[NUM_LINEARS] = { "qkv", "out", "gate_up", "down" };
-    return names_of(a, linear[p->linear]);
+    const Param *matrix = s->param;
+    while (!matrix->is_operand || matrix->linear != p->linear)
+        matrix++;
+    return names_of(a, matrix->name);
 }
 
 const char *hf_prefix(const ModelConfig *c)
@@ -388,32 +366,40 @@ void hf_adapter_name(char to[HF_NAME], const char *name, const char *matrix)
 static void set_name(HfTensor *t, const Architecture *a, const UnitLayout *s, const Param *p,
                      const char *name)
 {
-    const char *prefix = s->kind->is_projector ? "" : hf_prefix(s->config);
-    char file[HF_NAME];
-    if (s->kind->is_layer)
-        snprintf(file, sizeof file, "%s%s.%d.%s", prefix, a->blocks, s->number, name);
+    const char *prefix = s->kind->is_projector ? "" : hf_prefix(s->config),
+               *number = strstr(name, "%d");
+    char file[HF_NAME], item[HF_NAME];
+    CHECK((number != NULL) == (p->items > 1), "the name %s of %d tensors", name, p->items);
+    if (number)
+        snprintf(item, sizeof item, "%.*s%d%s", (int)(number - name), name, p->item, number + 2);
     else
-        snprintf(file, sizeof file, "%s%s", prefix, name);
+        snprintf(item, sizeof item, "%s", name);
+    int length = s->kind->is_layer
+                     ? snprintf(file, sizeof file, "%s%s.%d.%s", prefix, a->blocks, s->number, item)
+                     : snprintf(file, sizeof file, "%s%s", prefix, item);
+    CHECK(length < HF_NAME, "the name %s is too long", item);
     if (p->is_adapter)
         hf_adapter_name(t->name, file, p->is_b ? "lora_B" : "lora_A");
     else
         strcpy(t->name, file);
 }
 
-int hf_tensors(HfTensor out[HF_TENSORS], const ModelConfig *c, const UnitLayout *shape, int unit)
+/* Adds a unit's tensors to the list. */
+static HfTensor *add_tensors(HfTensor *list, int *count, const ModelConfig *c,
+                             const UnitLayout *shape, int unit)
 {
     const Architecture *a = architecture_of(c);
-    int count = 0;
+    list = xrealloc(list, (size_t)(*count + shape->num_params * MAX_PARTS + 1) * sizeof *list);
     for (int i = 0; i < shape->num_params; i++) {
         const Param *p = &shape->param[i];
-        const TensorNames *names = p->is_adapter ? names_of_linear(a, p) : names_of(a, p->name);
+        const TensorNames *names =
+            p->is_adapter ? names_of_linear(a, shape, p) : names_of(a, p->name);
         const bool whole = !names->part[1];
         for (int k = 0; k < (whole ? 1 : p->num_parts); k++) {
             const Part *part = &p->part[k];
             const char *name = names->part[part->tensor];
-            CHECK(count < HF_TENSORS, "unit %d has more tensors", unit);
             CHECK(name, "%s: no Hugging Face name for a part of parameter %s", a->class, p->name);
-            HfTensor *t = &out[count++];
+            HfTensor *t = &list[(*count)++];
             *t =
                 (HfTensor){ .unit = unit,
                             .param = i,
@@ -422,6 +408,7 @@ int hf_tensors(HfTensor out[HF_TENSORS], const ModelConfig *c, const UnitLayout 
                             .cols = (size_t)p->cols,
                             .adapter = p->is_adapter,
                             .vector = p->is_vector,
+                            .joined = k > 0 || p->item > 0,
                             .with_adapter = shape->kind->is_projector && lora_trains_projector(c) };
             if (p->is_vector)
                 t->cols *= t->rows, t->rows = 1;
@@ -429,18 +416,25 @@ int hf_tensors(HfTensor out[HF_TENSORS], const ModelConfig *c, const UnitLayout 
             set_name(t, a, shape, p, name);
         }
     }
-    return count;
+    return list;
+}
+
+HfTensor *hf_tensors(const ModelConfig *c, const UnitLayout *shape, int unit, int *count)
+{
+    *count = 0;
+    return add_tensors(NULL, count, c, shape, unit);
 }
 
 HfTensor *hf_tensors_of(const ModelConfig *c, int *count)
 {
     const int units = unit_count(c);
-    HfTensor *list = xmalloc((size_t)units * HF_TENSORS * sizeof *list);
+    HfTensor *list = NULL;
     *count = 0;
     for (int unit = 0; unit < units; unit++) {
         UnitLayout shape;
         unit_shape(&shape, c, unit, 1);
-        *count += hf_tensors(list + *count, c, &shape, unit);
+        list = add_tensors(list, count, c, &shape, unit);
+        free(shape.param);
     }
     return list;
 }

@@ -5,7 +5,8 @@
 #include "model/shape/params.h"
 
 /* A parameter (params.h), and the names of its parts, or a single name for the whole. In blocks
- * they follow "<blocks>.<l>.". */
+ * they follow "<blocks>.<l>.". Where it has items, %d is the item's number:
+ * "mlp.experts.%d.down_proj.weight". */
 typedef struct {
     const char *param, *part[MAX_PARTS];
 } TensorNames;
@@ -44,7 +45,7 @@ typedef struct Architecture {
 
     const char *blocks;         /* "model.layers" */
     const TensorNames *tensors; /* ends with param NULL */
-    ClassKey keys[12];          /* ends with key NULL */
+    const ClassKey *keys;       /* ends with key NULL; NULL: none */
 } Architecture;
 
 /* Adds an architecture, owned by the caller. Dies if the class exists already. Not thread-safe. */
@@ -81,14 +82,14 @@ typedef struct {
     /* next to adapters in their file, under the name of hf_adapter_name; trained as they are */
     bool with_adapter;
     bool vector; /* one-dimensional: (cols), rows = 1 */
+    /* one tensor here with the one before in the list: both are trained, or both are frozen */
+    bool joined;
     /* > rows for the embedding and the head: a file may include the padding rows */
     size_t max_rows;
 } HfTensor;
-enum { HF_TENSORS = 28 }; /* at most, per unit */
 
-/* their number */
-int hf_tensors(HfTensor out[HF_TENSORS], const ModelConfig *c, const UnitLayout *shape, int unit);
-/* of all units, in order; the caller frees it */
+/* Of a unit, or of all units, in order; the caller frees them. */
+HfTensor *hf_tensors(const ModelConfig *c, const UnitLayout *shape, int unit, int *count);
 HfTensor *hf_tensors_of(const ModelConfig *c, int *count);
 
 /* What the names of the text model's tensors begin with: "language_model." in a model with images,

@@ -2,6 +2,7 @@
 #include "model/shape/params.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/runtime/error.h"
@@ -122,17 +123,15 @@ static double init_std(Init init, const ModelConfig *c, int l, int fan_in)
  * numbers of other parameters. */
 static size_t next_number(const UnitLayout *u, bool adapter)
 {
-    size_t number = 0;
-    for (const Param *p = u->param; p < u->param + u->num_params; p++)
-        if (p->is_adapter == adapter)
-            number = param_align(p->number + (size_t)p->rows * (size_t)p->cols);
-    return number;
+    for (const Param *p = u->param + u->num_params; p > u->param; p--)
+        if (p[-1].is_adapter == adapter)
+            return param_align(p[-1].number + param_numel(&p[-1]));
+    return 0;
 }
 
 void unit_shape(UnitLayout *u, const ModelConfig *c, int unit, int world)
 {
-    *u = (UnitLayout){ .kind = unit_kind(c, unit) };
-    u->number = unit - unit_first(c, u->kind);
+    *u = (UnitLayout){ .kind = unit_kind(c, unit), .number = unit_number(c, unit) };
     for (const ParamRow *r = u->kind->params; r < u->kind->params + u->kind->num_params; r++) {
         if (!exists(r, c))
             continue;
@@ -142,10 +141,10 @@ void unit_shape(UnitLayout *u, const ModelConfig *c, int unit, int world)
         const int cols = size_of(r->cols, c);
         Param p = { .name = r->name,
                     .id = (int)(r->offset / sizeof(Tensor)),
+                    .items = r->count ? r->count(c) : 1,
                     .cols = cols,
                     .split = each_head ? SPLIT_NONE : r->split,
                     .region = TRAINED,
-                    .number = next_number(u, adapter),
                     .is_norm = r->init == ONES,
                     .is_embedding = r->init == STD_EMBEDDING,
                     .is_vector = vector,
@@ -157,11 +156,44 @@ void unit_shape(UnitLayout *u, const ModelConfig *c, int unit, int world)
                     .init_std = (float)init_std(r->init, c, u->number, cols),
                     .tensor_ranks = 1 };
         divide(&p, r, c);
-        u->param[u->num_params++] = p;
+        u->param = xrealloc(u->param, (size_t)(u->num_params + p.items) * sizeof p);
+        for (; p.item < p.items; p.item++) {
+            p.number = next_number(u, adapter);
+            u->param[u->num_params++] = p;
+        }
     }
     u->config = c;
     u->tensor_ranks = 1;
     unit_lay_out(u, world);
+}
+
+void units_free(UnitLayout *u, int count)
+{
+    for (int i = 0; i < count; i++)
+        free(u[i].param);
+    free(u);
+}
+
+Param param_stack(const Param *p)
+{
+    Param stack = *p;
+    stack.rows *= p->items;
+    stack.stored *= (size_t)p->items;
+    stack.num_parts = 0;
+    return stack;
+}
+
+Tensor param_tensor(const UnitTensors *u, const Param *p)
+{
+    Tensor t = u->tensor[p->id];
+    const size_t first = (size_t)p->item * param_numel(p);
+    if (p->items == 1)
+        return t;
+    t.data = t.data ? (char *)t.data + first * dtype_size(t.format.dtype) : NULL;
+    t.data_t = t.data_t ? (char *)t.data_t + first : NULL;
+    t.scale = t.scale ? (float *)t.scale + SCALE_FLOATS * p->item : NULL;
+    t.rows = p->rows;
+    return t;
 }
 
 void unit_check_size(const UnitLayout *u, int unit)
@@ -176,6 +208,9 @@ void unit_check_size(const UnitLayout *u, int unit)
                 p->is_adapter ? "lora.rank"
                               : "model.d_model, "
                                 "model.mlp_hidden_size or vocabulary");
+        if (p->items > 1 && param_numel(p) % PARAM_ALIGN != 0)
+            die("%s: each of %d %s has %d x %d numbers; expected a multiple of %d in each",
+                unit_name(u->config, unit, name), p->items, p->name, p->rows, p->cols, PARAM_ALIGN);
     }
 }
 

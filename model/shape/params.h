@@ -22,11 +22,13 @@ typedef struct {
     int tensor;
 } Part;
 
-/* A parameter and its position in its unit. */
+/* A parameter, or an item of one that has several, and its position in its unit. Items follow each
+ * other, and all that treats parameters one by one treats items so. */
 typedef struct {
     const char *name; /* field of UnitTensors: "qkv" */
     int id;           /* index into UnitTensors.tensor */
-    int rows, cols;
+    int item, items;  /* its number, and their number: 0 and 1 without a count */
+    int rows, cols;   /* of the item */
     Split split;
     int num_parts;
     Part part[MAX_PARTS]; /* from top to bottom; padding follows */
@@ -35,7 +37,8 @@ typedef struct {
     size_t stored; /* number of stored elements */
     /* the offset in the region's gathered, computing format; a multiple of PARAM_ALIGN */
     size_t gathered_at;
-    size_t number; /* the offset in the unit, whatever is frozen: seeds random numbers */
+    size_t number;          /* the offset in the unit, whatever is frozen: seeds random numbers */
+    size_t quantized_scale; /* of region QUANTIZED: its place in ParamStore.quantized_scales */
     bool is_norm, is_embedding;
     /* a norm's weights or a bias: no weight decay, one-dimensional in files */
     bool is_vector;
@@ -48,8 +51,9 @@ typedef struct {
     /* cut by `split` among that many ranks, rows, cols and parts are this one's; 1: whole */
     int tensor_ranks, tensor_rank;
 } Param;
-/* elements: whole optimizer groups of 128 or 256, 256-byte aligned in any format */
-enum { PARAM_ALIGN = 256 };
+/* elements: whole optimizer groups of 128 or 256, 256-byte aligned in any format. Scales of FP8
+ * operands are 16 bytes apart. */
+enum { PARAM_ALIGN = 256, SCALE_FLOATS = 4 };
 
 static inline size_t param_numel(const Param *p)
 {
@@ -64,9 +68,9 @@ static inline size_t param_align(size_t n)
 
 typedef struct {
     const struct UnitKind *kind;
-    int number; /* index among units of its kind: for blocks the layer */
+    int number; /* unit_number */
     int num_params;
-    Param param[NUM_PARAMS];
+    Param *param; /* [num_params] */
     /* of the regions with padding: multiples of PARAM_ALIGN * W, for NF4 of groups * W */
     size_t numel[NUM_REGIONS];
     /* the same in the computing format, without the padding for W */
@@ -82,8 +86,17 @@ typedef struct {
     const ModelConfig *config;
 } UnitLayout;
 
-/* The parameters of a unit, all trained, and laid out for `world` ranks; the caller sets .first. */
+/* The parameters of a unit, all trained, and laid out for `world` ranks; the caller sets .first, and
+ * frees .param. */
 void unit_shape(UnitLayout *u, const ModelConfig *c, int unit, int world);
+
+/* For `count` units of unit_shape in malloc'ed memory. */
+void units_free(UnitLayout *u, int count);
+
+/* All items of a parameter whose first is p, as one matrix without parts. */
+Param param_stack(const Param *p);
+/* The item's rows of the parameter's tensor: its codes, transposed ones too, and its scale. */
+Tensor param_tensor(const UnitTensors *t, const Param *p);
 
 /* Whether the parameter lies in front of those that do not: matrices under Muon; what is cut among
  * tensor ranks. */
@@ -93,7 +106,8 @@ bool param_comes_first(const UnitLayout *u, const Param *p);
 void unit_lay_out(UnitLayout *u, int world);
 
 /* Dies if a matrix of this unit has more elements than an int counts, since it may be read as one
- * row; one of region QUANTIZED is read whole by all tensor ranks. A unit may have any number. */
+ * row; one of region QUANTIZED is read whole by all tensor ranks. A unit may have any number. And
+ * if items are not multiples of PARAM_ALIGN, since then they would not follow each other. */
 void unit_check_size(const UnitLayout *u, int unit);
 
 /* Cuts the unit's parameters by their `split` among `ranks` tensor ranks, of which this one is

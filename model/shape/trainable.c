@@ -36,8 +36,8 @@ UnitLayout *trainable_shapes(const Config *c, const HfTensor *tensor, int count)
         const Region region = p->is_operand && c->model.lora.base != BASE_AS_FROZEN ? QUANTIZED
                               : is_trained(c, t)                                    ? TRAINED
                                                                                     : FROZEN;
-        CHECK(t->first == 0 || region == p->region, "%s and %s are one matrix", t[-1].name,
-              t->name);
+        CHECK(!t->joined || region == shape[t->unit].param[t[-1].param].region,
+              "%s and %s are one matrix", t[-1].name, t->name);
         p->region = region;
     }
     return shape;
@@ -46,7 +46,7 @@ UnitLayout *trainable_shapes(const Config *c, const HfTensor *tensor, int count)
 char *trainable_split(const Config *c, const HfTensor *tensor, int count)
 {
     for (const HfTensor *t = tensor; t < tensor + count; t++)
-        if (t->first > 0 && is_trained(c, t) != is_trained(c, t - 1))
+        if (t->joined && is_trained(c, t) != is_trained(c, t - 1))
             return xasprintf("%s is %s and %s is %s", t[-1].name,
                              is_trained(c, t - 1) ? "trained" : "frozen", t->name,
                              is_trained(c, t) ? "trained" : "frozen");

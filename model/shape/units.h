@@ -92,7 +92,9 @@ typedef enum {
     STD_ADAPTER
 } Init;
 
-/* A parameter that units of a kind have, in the order of their flat buffer. */
+/* A parameter that units of a kind have, in the order of their flat buffer. With a count it has
+ * items of that shape, such as the experts of a layer, each with a scale and tensors in files of
+ * its own; in UnitTensors they follow each other as rows of one tensor. */
 typedef struct {
     const char *name;
     size_t offset; /* offset in UnitTensors */
@@ -100,7 +102,8 @@ typedef struct {
     Split split;
     Init init;
     Condition condition;
-    Linear linear; /* of the matrix, the bias or the adapter */
+    Linear linear;                      /* of the matrix, the bias or the adapter */
+    int (*count)(const ModelConfig *c); /* of items; NULL: one */
 } ParamRow;
 
 struct Model;
@@ -113,8 +116,9 @@ typedef struct {
 } BackwardStep;
 
 typedef struct UnitKind {
-    const char *name;                   /* in messages and traces */
-    int (*count)(const ModelConfig *c); /* how many a model has, one after the other */
+    const char *name; /* in messages and traces */
+    /* how many a model has, one after the other; NULL: the layers that other kinds leave */
+    int (*count)(const ModelConfig *c);
     /* its matrices are operands of the recipe; these units take turns in two buffers for weights,
      * and the activations that they save can leave for the host */
     bool is_layer;
@@ -139,11 +143,22 @@ typedef struct UnitKind {
                      BackwardStep step);
 } UnitKind;
 
+/* The first unit, the embedding, reads no stream; the last, the head, writes none. */
+static inline bool unit_reads_stream(const UnitKind *k)
+{
+    return k->plan != NULL;
+}
+
+static inline bool unit_writes_stream(const UnitKind *k)
+{
+    return k->forward != NULL;
+}
+
 /* The last unit is the head, which has no `forward` and no `backward`: logits exist only between
  * the two, so it makes them at once (head.h). */
 const UnitKind *unit_kind(const ModelConfig *c, int unit);
-/* the first unit of that kind */
-int unit_first(const ModelConfig *c, const UnitKind *k);
+/* the unit's number among those of its kind; of a layer, among all layers */
+int unit_number(const ModelConfig *c, int unit);
 /* all units of the model */
 int unit_count(const ModelConfig *c);
 int unit_of_layer(const ModelConfig *c, int layer);

@@ -132,16 +132,16 @@ static void start_from_zero(ParamStore *store, int u, void *data, bool all)
     size_t at = 0, first;
     for (int pass = 0; pass < 2; pass++)
         for (int i = 0; i < shape->num_params; i++) {
-            const Param *p = &shape->param[i];
-            Tensor *dw = &store->dunit[u].tensor[p->id];
-            if (param_comes_first(shape, p) != (pass == 0))
+            const Param p = param_stack(&shape->param[i]);
+            Tensor *dw = &store->dunit[u].tensor[p.id];
+            if (param_comes_first(shape, &p) != (pass == 0) || p.item > 0)
                 continue;
             dw->empty =
-                p->region == TRAINED && (all || shard_part(&store->shard[u], p, &first) == 0);
+                p.region == TRAINED && (all || shard_part(&store->shard[u], &p, &first) == 0);
             if (!dw->empty)
                 continue;
-            zero_between(store, data, at, p->offset);
-            at = p->offset + param_numel(p);
+            zero_between(store, data, at, p.offset);
+            at = p.offset + param_numel(&p);
         }
     zero_between(store, data, at, shape->numel[TRAINED]);
 }
@@ -395,12 +395,12 @@ static void updated(ParamStore *store, bool frozen_too)
 /* On ranks that have no element of it too, since the scale is that of all. */
 void fsdp_encode(ParamStore *store, int u, const Param *p, Tensor master)
 {
-    const Tensor w = store->unit[u].tensor[p->id];
+    const Tensor w = param_tensor(&store->unit[u], p);
     const Copy *c = store->plan[u].copy, *end = c + store->plan[u].num_copies;
     while (c < end && (c->step != ENCODE || c->param != p))
         c++;
     if (format_is_fp8(w.format)) {
-        const Tensor scale = { .data = w.scale, .format = { F32, 0, false }, .rows = 1, .cols = 4 };
+        const Tensor scale = tensor_at(w.scale, (Format){ F32, 0, false }, 1, SCALE_FLOATS);
         device_zero(scale.data, tensor_bytes(scale));
         if (c < end)
             quantize_scale(c->to, master);

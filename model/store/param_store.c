@@ -118,10 +118,12 @@ static const Step *find_way(const ParamStore *store, int u, const Param *p)
  * unless they are tied. Other units have memory of their own. */
 static int buffer_of(const ParamStore *store, int u, bool own)
 {
-    const int last = store->num_units - 1;
-    if (store->shape[u].kind->is_layer && !own)
+    const UnitKind *k = store->shape[u].kind;
+    if (k->is_layer && !own)
         return 2 + (store->overlaps ? u % 2 : 0);
-    return own || (u > 0 && u < last) ? NUM_ROTATING + u : u == last && store->tied ? 1 : 0;
+    if (own || (unit_reads_stream(k) && unit_writes_stream(k)))
+        return NUM_ROTATING + u;
+    return !unit_writes_stream(k) && store->tied;
 }
 
 /* On one rank F32 and BF16 weights are views or small copies, which all stay. Stored codes,
@@ -259,30 +261,27 @@ static void place_buffers(ParamStore *store, Arena *a)
 static void place_small(ParamStore *store, Arena *a)
 {
     const Format f32 = { F32, 0, false };
-    size_t operands[NUM_REGIONS] = { 0 }, replicated = 0;
+    size_t operands[NUM_REGIONS] = { 0 }, quantized = 0, replicated = 0;
     for (int u = 0; u < store->num_units; u++)
         for (int i = 0; i < store->shape[u].num_params; i++) {
-            const Param *p = &store->shape[u].param[i];
+            Param *p = &store->shape[u].param[i];
             const Step *way = store->plan[u].way[i];
+            p->quantized_scale = quantized;
+            quantized += p->region == QUANTIZED ? SCALE_FLOATS : 0;
             operands[store_encodes(store, u, p) ? FROZEN : p->region] +=
                 is_in_buffer(way) && format_is_fp8(buffer_format(store, u));
             replicated += takes(way, REPLICATE) ? param_align(param_numel(p)) : 0;
         }
-    store->scales = alloc_elements(a, f32, 4 * (operands[TRAINED] + operands[FROZEN]));
-    store->quantized_scales =
-        alloc_elements(a, f32,
-                       store->base_format != BASE_AS_FROZEN
-                           ? 4 * NUM_LINEARS * (size_t)store->shape->config->n_layers
-                           : 0);
-    store->trained_scales = (int)(4 * operands[TRAINED]);
+    store->scales = alloc_elements(a, f32, SCALE_FLOATS * (operands[TRAINED] + operands[FROZEN]));
+    store->quantized_scales = alloc_elements(a, f32, quantized);
+    store->trained_scales = (int)(SCALE_FLOATS * operands[TRAINED]);
     store->replicated = alloc_elements(a, store->recipe.stream, replicated);
     store->square_sum = arena_alloc(a, sizeof *store->square_sum);
 }
 
-float *quantized_scale(const ParamStore *store, int u, const Param *p)
+float *quantized_scale(const ParamStore *store, const Param *p)
 {
-    return (float *)store->quantized_scales.data +
-           4 * (NUM_LINEARS * store->shape[u].number + (int)p->linear);
+    return (float *)store->quantized_scales.data + p->quantized_scale;
 }
 
 /* All of a parameter as it is stored: on one rank in its shard, else where it is gathered to be
@@ -293,7 +292,7 @@ static Tensor stored_whole(const ParamStore *store, int u, const Param *p)
     Tensor t = gather_input_of(store, u, p);
     t.data = (char *)(gathered ? store->plan[u].weights->raw : t.data) +
              p->offset * dtype_size(t.format.dtype);
-    t.scale = p->region == QUANTIZED ? quantized_scale(store, u, p) : NULL;
+    t.scale = p->region == QUANTIZED ? quantized_scale(store, p) : NULL;
     t.rows = p->rows;
     t.cols = p->cols;
     return t;
@@ -312,10 +311,10 @@ static Tensor place_in_buffer(const ParamStore *store, int u, const Param *p, bo
     t.rows = p->rows;
     t.cols = p->cols;
     if (fp8 && p->region == QUANTIZED)
-        t.scale = quantized_scale(store, u, p);
+        t.scale = quantized_scale(store, p);
     else if (fp8) {
         t.scale = (float *)store->scales.data + *scales;
-        *scales += 4;
+        *scales += SCALE_FLOATS;
     }
     return t;
 }
@@ -338,18 +337,22 @@ static void place_weights(ParamStore *store)
         for (int i = 0; i < store->shape[u].num_params; i++) {
             const Param *p = &store->shape[u].param[i];
             const Step *way = store->plan[u].way[i];
-            Tensor *w = &store->unit[u].tensor[p->id];
-            if (p->region == TRAINED)
-                store->dunit[u].tensor[p->id] = param_view(p, grads, p->offset);
+            Tensor w;
             if (takes(way, REPLICATE)) {
-                *w = param_view(p, store->replicated, replicated);
+                w = param_view(p, store->replicated, replicated);
                 replicated += param_align(param_numel(p));
             } else
-                *w =
-                    !is_in_buffer(way)
+                w = !is_in_buffer(way)
                         ? stored_whole(store, u, p)
                         : place_in_buffer(store, u, p, takes(way, VIEW),
                                           &scales[store_encodes(store, u, p) ? FROZEN : p->region]);
+            if (p->item > 0)
+                continue; /* after the first one's */
+            const Param stack = param_stack(p);
+            w.rows = stack.rows;
+            store->unit[u].tensor[p->id] = w;
+            if (p->region == TRAINED)
+                store->dunit[u].tensor[p->id] = param_view(&stack, grads, p->offset);
         }
     }
 }
@@ -358,13 +361,14 @@ static void place_weights(ParamStore *store)
 
 static void add_copy(UnitPlan *plan, Step step, const Param *p, Tensor from, Tensor to)
 {
+    plan->copy = xrealloc(plan->copy, (size_t)(plan->num_copies + 1) * sizeof *plan->copy);
     plan->copy[plan->num_copies++] = (Copy){ step, uses_of[step], p, from, to };
     plan->made |= uses_of[step];
 }
 
 static void add_step(ParamStore *store, int u, const Param *p, Step step)
 {
-    Tensor w = store->unit[u].tensor[p->id], from = w;
+    Tensor w = param_tensor(&store->unit[u], p), from = w;
     size_t first, n = shard_part(&store->shard[u], p, &first);
     if (step == CAST_SLICE || step == REPLICATE) {
         if (n == 0)
@@ -420,7 +424,7 @@ static void add_encode(ParamStore *store, int u, const Param *p)
     if (!store_encodes(store, u, p) || n == 0)
         return;
     Tensor to = slice_view(s, s->gather_input, p->offset + first, n);
-    to.scale = store->unit[u].tensor[p->id].scale;
+    to.scale = param_tensor(&store->unit[u], p).scale;
     add_copy(&store->plan[u], ENCODE, p, shard_weights(&store->shard[u], p, first, n), to);
 }
 
@@ -458,6 +462,9 @@ static void create(ParamStore *store, const Config *c)
     store->shape = trainable_shapes(c, store->tensor, store->num_tensors);
     store->shard = xcalloc(n, sizeof *store->shard);
     store->plan = xcalloc(n, sizeof *store->plan);
+    for (int u = 0; u < n; u++)
+        store->plan[u].way =
+            xcalloc((size_t)store->shape[u].num_params + 1, sizeof *store->plan[u].way);
     store->unit = xcalloc(n, sizeof *store->unit);
     store->dunit = xcalloc(n, sizeof *store->dunit);
     store->weight_buffer = xcalloc(num_buffers(store), sizeof *store->weight_buffer);
@@ -523,6 +530,8 @@ void store_alloc_gathered(ParamStore *store)
 
 void store_free(ParamStore *store)
 {
+    for (int u = 0; u < store->num_units; u++)
+        free(store->plan[u].way), free(store->plan[u].copy);
     for (int i = 0; store->shape && i < num_buffers(store); i++) {
         device_unmark(store->weight_buffer[i].ready);
         device_unmark(store->weight_buffer[i].released);
@@ -535,8 +544,9 @@ void store_free(ParamStore *store)
         comm_free(store->gathered.memory);
     if (store->host.memory)
         device_host_free(store->host.memory);
-    free(store->tensor), free(store->shape), free(store->shard), free(store->plan),
-        free(store->unit), free(store->dunit);
+    units_free(store->shape, store->num_units);
+    free(store->tensor), free(store->shard), free(store->plan);
+    free(store->unit), free(store->dunit);
     free(store->weight_buffer), free(store->grad_buffer);
     *store = (ParamStore){ 0 };
 }

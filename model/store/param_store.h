@@ -11,4 +11,4 @@ void store_free(ParamStore *store);
 /* the update makes its `gather_input` */
 bool store_encodes(const ParamStore *store, int unit, const Param *p);
 /* The scale of a matrix of region QUANTIZED: of the operand and of stored E4M3. */
-float *quantized_scale(const ParamStore *store, int unit, const Param *p);
+float *quantized_scale(const ParamStore *store, const Param *p);

@@ -12,7 +12,7 @@ static void store_e4m3(ParamStore *store, int u, const Param *p, Tensor whole)
 {
     size_t first, n = shard_part(&store->shard[u], p, &first);
     Tensor part = shard_weights(&store->shard[u], p, first, n);
-    part.scale = quantized_scale(store, u, p);
+    part.scale = quantized_scale(store, p);
     quantize_scale(part, whole);
     for (size_t done = 0, run, at; done < n; done += run) {
         run = param_run(p, first + done, &at);
@@ -78,7 +78,7 @@ static void keep_part(ParamStore *store, int u, const Param *p, const char *grou
 static void keep_groups(ParamStore *store, int u, const Param *p, const char *groups)
 {
     const Param whole = param_whole(p);
-    const Tensor operand = store->unit[u].tensor[p->id];
+    const Tensor operand = param_tensor(&store->unit[u], p);
     keep_part(store, u, p, groups);
     if (!format_is_fp8(operand.format))
         return;

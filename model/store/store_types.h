@@ -60,7 +60,6 @@ typedef struct {
     const Param *param;
     Tensor from, to;
 } Copy;
-enum { MAX_COPIES = 2 * NUM_PARAMS + NUM_REGIONS };
 
 /* How long the content of a unit's buffer is valid: until another unit uses the buffer; until the
  * weights change; always. */
@@ -92,8 +91,8 @@ typedef struct {
 /* How the weights of a unit come to where they compute. Gathering, updating and the memory plan
  * read it. */
 typedef struct {
-    const Step *way[NUM_PARAMS]; /* the steps of each parameter, up to NO_STEP */
-    Copy copy[MAX_COPIES];       /* in this order */
+    const Step **way; /* [num_params] the steps of each parameter, up to NO_STEP */
+    Copy *copy;       /* [num_copies] in this order */
     /* made: the uses that copies serve; others read what was gathered or stored */
     int num_copies, made;
     /* where the regions begin in its buffer; all elements there */

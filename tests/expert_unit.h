@@ -1,0 +1,77 @@
+/* A second kind of layer, which has experts: a parameter of five items, each with an adapter. It is
+ * stored, but computes nothing. */
+#pragma once
+#include <stddef.h>
+
+#include "model/shape/architecture.h"
+#include "tests/models.h"
+
+enum { ITEMS = 5, RANK = 6, LAYER = 1 }; /* LAYER: the unit with items */
+
+// clang-format off
+static const TensorNames expert_tensors[] = {
+    { "experts", { "experts.%d.gate_proj.weight", "experts.%d.up_proj.weight" } },
+    { "embed",   { "model.embed_tokens.weight" } },
+    { "attn_norm",   { "input_layernorm.weight" } },
+    { "qkv",     { "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight" } },
+    { "out",     { "self_attn.o_proj.weight" } },
+    { "mlp_norm",   { "post_attention_layernorm.weight" } },
+    { "gate_up", { "mlp.gate_proj.weight", "mlp.up_proj.weight" } },
+    { "down",    { "mlp.down_proj.weight" } },
+    { "norm",    { "model.norm.weight" } },
+    { "head",    { "lm_head.weight" } },
+    { NULL }
+};
+// clang-format on
+static const Architecture with_experts = {
+    "ExpertsForCausalLM",
+    "experts",
+    "Experts",
+    .norm = RMS_NORM,
+    .norm_affine = true,
+    .rope_types = 1 << ROPE_DEFAULT,
+    .blocks = "model.layers",
+    .tensors = expert_tensors,
+    .keys = (const ClassKey[]){ { "rms_norm_eps", 1e-5 }, { NULL } },
+};
+
+static int layers_with_experts(const ModelConfig *c)
+{
+    return c->architecture == &with_experts;
+}
+
+static int five(const ModelConfig *c)
+{
+    (void)c;
+    return ITEMS;
+}
+
+#define FIELD(name, field) name, offsetof(UnitTensors, field)
+static const ParamRow expert_params[] = {
+    { FIELD("experts", gate_up), SIZE_OUTPUTS, SIZE_MODEL, SPLIT_ROWS, STD_IN, ALWAYS,
+      LINEAR_GATE_UP, five },
+    { FIELD("experts_a", gate_up_a), SIZE_LORA_RANKS, SIZE_MODEL, SPLIT_NONE, STD_ADAPTER, ADAPTED,
+      LINEAR_GATE_UP, five },
+    { FIELD("experts_b", gate_up_b), SIZE_OUTPUTS, SIZE_LORA_RANK, SPLIT_ROWS, ZEROS, ADAPTED,
+      LINEAR_GATE_UP, five },
+};
+
+static const UnitKind expert_layer = {
+    .name = "expert layer",
+    .count = layers_with_experts,
+    .is_layer = true,
+    .params = expert_params,
+    .num_params = 3,
+};
+
+static inline ModelConfig expert_model(BaseFormat base)
+{
+    ModelConfig m = architecture(LLAMA);
+    m.architecture = &with_experts;
+    m.n_layers = 3; /* the first one has experts */
+    m.mlp_width = 128;
+    m.init_fn = INIT_NORMAL; /* without a cutoff, which would be the maximum of all items */
+    m.init_std = 0.02;
+    m.init_cutoff_factor = 0;
+    return base == BASE_AS_FROZEN ? m : with_adapters(m, RANK, ALL_MODULES, base);
+}
