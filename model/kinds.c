@@ -11,43 +11,45 @@
 
 #define FIELD(name) #name, offsetof(UnitTensors, name)
 static const ParamRow of_embedding[] = {
-    { FIELD(embed), SIZE_VOCABULARY, SIZE_MODEL, SPLIT_ROWS, STD_EMBEDDING, ALWAYS },
+    { FIELD(embed), .rows = SIZE_VOCABULARY, .cols = SIZE_MODEL, .split = SPLIT_ROWS,
+      .init = STD_EMBEDDING },
 };
 // clang-format off
 static const ParamRow of_block[] = {
-    { FIELD(attn_norm),      SIZE_ONE,        SIZE_MODEL,  SPLIT_NONE,    ONES,              WITH_NORM_WEIGHTS },
-    { FIELD(qkv),        SIZE_OUTPUTS,    SIZE_MODEL,  SPLIT_ROWS,    STD_IN,            ALWAYS, LINEAR_QKV },
-    { FIELD(qkv_bias),   SIZE_OUTPUTS,    SIZE_ONE,    SPLIT_ROWS,    ZEROS,             WITH_QKV_BIAS, LINEAR_QKV },
-    { FIELD(qnorm),      SIZE_ONE,        SIZE_Q_NORM, SPLIT_COLUMNS, ONES,              WITH_QK_NORM },
-    { FIELD(knorm),      SIZE_ONE,        SIZE_K_NORM, SPLIT_COLUMNS, ONES,              WITH_QK_NORM },
-    { FIELD(out),        SIZE_OUTPUTS,    SIZE_Q,      SPLIT_COLUMNS, STD_ATTENTION_OUT, ALWAYS, LINEAR_OUT },
-    { FIELD(mlp_norm),      SIZE_ONE,        SIZE_MODEL,  SPLIT_NONE,    ONES,              WITH_NORM_WEIGHTS },
-    { FIELD(gate_up),    SIZE_OUTPUTS,    SIZE_MODEL,  SPLIT_ROWS,    STD_IN,            ALWAYS, LINEAR_GATE_UP },
-    { FIELD(down),       SIZE_OUTPUTS,    SIZE_MLP,    SPLIT_COLUMNS, STD_MLP_OUT,       ALWAYS, LINEAR_DOWN },
-    { FIELD(qkv_a),      SIZE_LORA_RANKS,      SIZE_MODEL,  SPLIT_NONE,    STD_ADAPTER,       ADAPTED, LINEAR_QKV },
-    { FIELD(qkv_b),      SIZE_OUTPUTS,    SIZE_LORA_RANK,   SPLIT_ROWS,    ZEROS,             ADAPTED, LINEAR_QKV },
-    { FIELD(out_a),      SIZE_LORA_RANKS,      SIZE_Q,      SPLIT_COLUMNS, STD_ADAPTER,       ADAPTED, LINEAR_OUT },
-    { FIELD(out_b),      SIZE_OUTPUTS,    SIZE_LORA_RANK,   SPLIT_NONE,    ZEROS,             ADAPTED, LINEAR_OUT },
-    { FIELD(gate_up_a),  SIZE_LORA_RANKS,      SIZE_MODEL,  SPLIT_NONE,    STD_ADAPTER,       ADAPTED, LINEAR_GATE_UP },
-    { FIELD(gate_up_b),  SIZE_OUTPUTS,    SIZE_LORA_RANK,   SPLIT_ROWS,    ZEROS,             ADAPTED, LINEAR_GATE_UP },
-    { FIELD(down_a),     SIZE_LORA_RANKS,      SIZE_MLP,    SPLIT_COLUMNS, STD_ADAPTER,       ADAPTED, LINEAR_DOWN },
-    { FIELD(down_b),     SIZE_OUTPUTS,    SIZE_LORA_RANK,   SPLIT_NONE,    ZEROS,             ADAPTED, LINEAR_DOWN },
+    { FIELD(attn_norm),   .cols = SIZE_MODEL, .condition = WITH_NORM_WEIGHTS },
+    { FIELD(qkv),         .rows = SIZE_OUTPUTS, .cols = SIZE_MODEL, .split = SPLIT_ROWS, .init = STD_IN, .linear = LINEAR_QKV },
+    { FIELD(qkv_bias),    .rows = SIZE_OUTPUTS, .split = SPLIT_ROWS, .init = ZEROS, .condition = WITH_QKV_BIAS, .linear = LINEAR_QKV },
+    { FIELD(qnorm),       .cols = SIZE_Q_NORM, .split = SPLIT_COLUMNS, .condition = WITH_QK_NORM },
+    { FIELD(knorm),       .cols = SIZE_K_NORM, .split = SPLIT_COLUMNS, .condition = WITH_QK_NORM },
+    { FIELD(out),         .rows = SIZE_OUTPUTS, .cols = SIZE_Q, .split = SPLIT_COLUMNS, .init = STD_ATTENTION_OUT, .linear = LINEAR_OUT },
+    { FIELD(mlp_norm),    .cols = SIZE_MODEL, .condition = WITH_NORM_WEIGHTS },
+    { FIELD(gate_up),     .rows = SIZE_OUTPUTS, .cols = SIZE_MODEL, .split = SPLIT_ROWS, .init = STD_IN, .linear = LINEAR_GATE_UP },
+    { FIELD(down),        .rows = SIZE_OUTPUTS, .cols = SIZE_MLP, .split = SPLIT_COLUMNS, .init = STD_MLP_OUT, .linear = LINEAR_DOWN },
+    { FIELD(qkv_a),       .rows = SIZE_LORA_RANKS, .cols = SIZE_MODEL, .init = STD_ADAPTER, .condition = ADAPTED, .linear = LINEAR_QKV },
+    { FIELD(qkv_b),       .rows = SIZE_OUTPUTS, .cols = SIZE_LORA_RANK, .split = SPLIT_ROWS, .init = ZEROS, .condition = ADAPTED, .linear = LINEAR_QKV },
+    { FIELD(out_a),       .rows = SIZE_LORA_RANKS, .cols = SIZE_Q, .split = SPLIT_COLUMNS, .init = STD_ADAPTER, .condition = ADAPTED, .linear = LINEAR_OUT },
+    { FIELD(out_b),       .rows = SIZE_OUTPUTS, .cols = SIZE_LORA_RANK, .init = ZEROS, .condition = ADAPTED, .linear = LINEAR_OUT },
+    { FIELD(gate_up_a),   .rows = SIZE_LORA_RANKS, .cols = SIZE_MODEL, .init = STD_ADAPTER, .condition = ADAPTED, .linear = LINEAR_GATE_UP },
+    { FIELD(gate_up_b),   .rows = SIZE_OUTPUTS, .cols = SIZE_LORA_RANK, .split = SPLIT_ROWS, .init = ZEROS, .condition = ADAPTED, .linear = LINEAR_GATE_UP },
+    { FIELD(down_a),      .rows = SIZE_LORA_RANKS, .cols = SIZE_MLP, .split = SPLIT_COLUMNS, .init = STD_ADAPTER, .condition = ADAPTED, .linear = LINEAR_DOWN },
+    { FIELD(down_b),      .rows = SIZE_OUTPUTS, .cols = SIZE_LORA_RANK, .init = ZEROS, .condition = ADAPTED, .linear = LINEAR_DOWN },
 };
 // clang-format on
-// clang-format off
 static const ParamRow of_head[] = {
-    { FIELD(norm),       SIZE_ONE,        SIZE_MODEL,  SPLIT_NONE,    ONES,              WITH_NORM_WEIGHTS },
-    { FIELD(head),       SIZE_VOCABULARY, SIZE_MODEL,  SPLIT_ROWS,    STD_HEAD,          UNTIED },
+    { FIELD(norm), .cols = SIZE_MODEL, .condition = WITH_NORM_WEIGHTS },
+    { FIELD(head), .rows = SIZE_VOCABULARY, .cols = SIZE_MODEL, .split = SPLIT_ROWS,
+      .init = STD_HEAD, .condition = UNTIED },
 };
-// clang-format on
-// clang-format off
 static const ParamRow of_projector[] = {
-    { FIELD(image_in),       SIZE_MODEL,  SIZE_FEATURE, SPLIT_ROWS,    STD_ADAPTER, ALWAYS },
-    { FIELD(image_in_bias),  SIZE_MODEL,  SIZE_ONE,     SPLIT_ROWS,    ZEROS,       WITH_PROJECTOR_BIAS },
-    { FIELD(image_out),      SIZE_MODEL,  SIZE_MODEL,   SPLIT_COLUMNS, STD_ADAPTER, WITH_PROJECTOR_OUT },
-    { FIELD(image_out_bias), SIZE_MODEL,  SIZE_ONE,     SPLIT_NONE,    ZEROS,       WITH_PROJECTOR_OUT_BIAS },
+    { FIELD(image_in), .rows = SIZE_MODEL, .cols = SIZE_FEATURE, .split = SPLIT_ROWS,
+      .init = STD_ADAPTER },
+    { FIELD(image_in_bias), .rows = SIZE_MODEL, .split = SPLIT_ROWS, .init = ZEROS,
+      .condition = WITH_PROJECTOR_BIAS },
+    { FIELD(image_out), .rows = SIZE_MODEL, .cols = SIZE_MODEL, .split = SPLIT_COLUMNS,
+      .init = STD_ADAPTER, .condition = WITH_PROJECTOR_OUT },
+    { FIELD(image_out_bias), .rows = SIZE_MODEL, .init = ZEROS,
+      .condition = WITH_PROJECTOR_OUT_BIAS },
 };
-// clang-format on
 #define COUNT(rows) (sizeof(rows) / sizeof(rows)[0])
 static_assert(COUNT(of_embedding) + COUNT(of_block) + COUNT(of_head) == NUM_PARAMS &&
                   sizeof(UnitTensors) == NUM_PARAMS * sizeof(Tensor),
