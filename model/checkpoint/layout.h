@@ -51,7 +51,7 @@ typedef struct {
 Layout layout_make(const char *folder, LayoutKind kind, const ParamStore *store, size_t file_limit);
 void layout_free(Layout *l);
 
-/* A part that this rank writes (layout_ranges.h): elements [first, end) of a region of a unit. */
+/* Elements [first, end) of a region of a unit, which this rank writes (layout_ranges.h). */
 typedef struct {
     size_t first, end;
 } Range;
@@ -78,12 +78,12 @@ void layout_sum(Layout *l);
  * converted, or a wrong checksum. */
 void layout_read(Layout *l, ParamStore *store, SafeFile *const *files, int count);
 
-/* The piece's tensor in the files, for other readers; dies as layout_read. */
+/* Finds the tensor of a piece in the files. Dies as layout_read does. */
 Found layout_need(const Piece *p, SafeFile *const *files, int count);
 
-/* A weight being read. find: the same as need; for codes and scales the tensor is NULL, and the
- * file that of the codes. fetch: reads elements [at, at + n) as type `dtype`; `to` has space for n
- * floats. */
+/* Reads a weight in parts. layout_find: as layout_need; but for a weight stored as codes and
+ * scales, the tensor is NULL and the file is that of the codes. layout_fetch: reads elements [at,
+ * at + n) as type `dtype`; `to` has space for n floats. */
 typedef struct {
     const Piece *piece;
     SafeFile *const *files;

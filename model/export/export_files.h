@@ -58,5 +58,5 @@ void export_read(const Export *x, const char *name, float *values);
  * scales (rows, cols / group), which have BF16 values. */
 void export_write_int4(Export *x, const char *name, const int8_t *codes, const float *scale);
 
-/* Writes all remaining tensors; on disk when it returns. */
+/* Writes all remaining tensors. They are on disk when it returns. */
 void export_write(Export *x);

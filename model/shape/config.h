@@ -57,11 +57,11 @@ typedef struct {
     BaseFormat base;
     /* BASE_NF4 without double quantization (nf4.h) */
     bool plain_nf4;
-    /* to BF16, and stores it in F32 */
+    /* the base is rounded to BF16, but stored in F32 */
     bool rounds_base;
     /* folder of the base */
     char *base_path;
-    /* of a model with images: trained, too, whole */
+    /* the projector of a model with images is trained, too */
     bool projector;
 } Lora;
 
@@ -71,13 +71,13 @@ typedef enum { PROJECTOR_MLP, PROJECTOR_LINEAR } Projector;
 
 /* Images in the text: rows of features at the places of a token. */
 typedef struct {
-    int token_id; /* the token */
-    /* of an image, and so tokens */
+    int token_id; /* the token that stands for a row of an image */
+    /* rows, and so tokens, of an image */
     int rows;
     /* Cv: values of a row; 0: a model of text only */
     int feature_size;
     Projector projector;
-    bool bias; /* of its layers */
+    bool bias; /* the projector's layers have biases */
 } ImageConfig;
 
 /* The architecture, with its adapters. */
@@ -183,8 +183,8 @@ typedef enum { SUM_OFTEN, SUM_ONCE, SUM_ONCE_IF_FITS } GradSum;
  * many units as memory allows, and for each pass in the others. */
 typedef enum { GATHER_OFTEN, GATHER_ONCE, GATHER_ONCE_IF_FITS } Gathering;
 
-/* How much of the device's memory is moved to the host: nothing; as much as exceeds the device; as
- * much as possible. */
+/* How much is offloaded to the host: nothing; only what does not fit on the device; as much as
+ * possible. */
 typedef enum { HOST_NEVER, HOST_AUTO, HOST_ALL } HostUse;
 
 /* In which order the stages of a pipeline make their passes (pipeline.h). PIPELINE_ONE: one
@@ -196,21 +196,22 @@ typedef enum {
     NUM_PIPELINE_SCHEDULES
 } PipelineSchedule;
 
-/* How units are divided among ranks: in stages (pipeline.h), within these in shards (fsdp.h), and
- * layers of blocks in parts (tensor_ranks.h). */
+/* How ranks divide the model: pipeline stages have different units (pipeline.h); within a stage,
+ * ranks shard units (fsdp.h); tensor ranks divide the layers of blocks (tensor_ranks.h). */
 typedef struct {
-    /* ranks, or groups of tensor_ranks, that share one copy of a stage: consecutive */
+    /* number of consecutive ranks, or groups of tensor ranks, that hold one copy of a stage */
     int shard_ranks;
     Gathering gathering; /* on one rank: when operands are made from stored weights */
     GradSum grad_sum;
-    /* consecutive ranks that share sequences; it divides shard_ranks. 0: as 1 */
+    /* number of consecutive ranks that share sequences; it divides shard_ranks. 0: as 1 */
     int context_ranks;
-    /* consecutive ranks that compute layers together, in place of each of the others. 0: as 1 */
+    /* number of consecutive ranks that compute layers together; such a group counts as one rank of
+     * the other dimensions. 0: as 1 */
     int tensor_ranks;
     int pipeline_stages; /* 0: as 1 */
-    int pipeline_chunks; /* rows of consecutive units that a stage has. 0: as 1 */
+    int pipeline_chunks; /* number of chunks of a stage (pipeline.h). 0: as 1 */
     PipelineSchedule pipeline_schedule;
-    /* parallelism.replicate or parallelism.shard says how many shards there are */
+    /* parallelism.replicate or parallelism.shard sets the number of shards */
     bool by_mesh;
 } Strategy;
 
@@ -290,10 +291,10 @@ typedef struct {
     struct {
         int count;
         long step[MOST_DOUBLINGS];
-        /* ascending: the batch doubles after each of these steps, up to global_train_batch_size after
-     * the last one */
+        /* ascending: the batch doubles after each of these steps. After the last one it is
+         * global_train_batch_size */
     } batch_warmup;
-    /* run/pieces.h: from sequences of `min` tokens on; steps 0: none */
+    /* sequence length warmup (run/pieces.h), from sequences of `min` tokens on; steps 0: none */
     struct {
         int min;
         long steps;
@@ -347,7 +348,8 @@ typedef struct {
     /* a checkpoint or a Hugging Face folder; NULL: none */
     char *load_path;
     bool try_load_latest_save; /* resume from save_folder/latest if it exists */
-    /* whose weights are read: that, else load_path; NULL: random weights */
+    /* the folder whose weights are read: the newest checkpoint, else load_path; NULL: random
+     * weights */
     char *load_folder;
     /* load_folder is the newest checkpoint of save_folder */
     bool continues;

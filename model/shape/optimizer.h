@@ -11,7 +11,8 @@ enum { MAX_STATES = 4 };
  * that of a column of the recipe. */
 typedef enum { OWN_FORMAT, OWN_FORMATS, MOMENT1, MOMENT2 } StateFormat;
 
-/* Which trained weights have a state: all; matrices of layers (Param.is_operand); all others. */
+/* Which trained weights have a state: all; matrices of layers (Param.is_operand); all except these.
+ * */
 typedef enum { STATE_OF_ALL, STATE_OF_MATRICES, STATE_OF_OTHERS } StateOf;
 
 /* One value for each of these weights; starts as 0. */
@@ -28,7 +29,7 @@ typedef struct {
 /* Keys of the configuration that not every optimizer has; all have a learning rate. */
 enum { HAS_BETAS = 1, HAS_EPS = 2, HAS_WEIGHT_DECAY = 4, HAS_NEWTON_SCHULZ = 8 };
 
-/* What a step is given; an optimizer reads what it has. */
+/* Arguments of a step. An optimizer reads those for which its row has a HAS_* bit. */
 typedef struct {
     double lr, beta1, beta2, eps;
     double weight_decay; /* 0: this parameter does not decay */
@@ -59,7 +60,7 @@ const Optimizer *optimizer_find(const char *name); /* NULL if there is none */
 /* the i-th; NULL after the last */
 const Optimizer *optimizer_at(int i);
 Format optimizer_format(const Optimizer *o, int state, const Recipe *r, bool in_layer);
-/* whether a state has that column's format */
+/* Whether any state takes its format from that column of the recipe. */
 bool optimizer_reads(const Optimizer *o, StateFormat column);
 
 /* The row with one more state, after its own: `average` in F32, the mean of snapshots of the
