@@ -1,5 +1,5 @@
-/* Every operation that the model needs. kernels/cpu/ is the specification, kernels/cuda/ is fast. A row
- * of operation_list.h says what memory an operation reads and writes.
+/* Every operation that the model needs. kernels/cpu/ is the specification, kernels/cuda/ is fast. A
+ * row of operation_list.h says what memory an operation reads and writes.
  *
  *   - Outputs come first, then inputs, then sizes.
  *   - Inputs and outputs may have any Format. Arithmetic in between is F32, on the CPU also F64.
@@ -188,13 +188,13 @@ typedef struct {
 
 typedef struct {
     int B, T, H, K, D;
-    float scale;          /* multiplies scores: 1/sqrt(D) */
-    float clip;           /* q, k, v are first clamped to [-clip, clip]; 0: no */
-    Norm norm;            /* of q and k if weights are given: see rope_forward */
-    const float *rope;    /* (T, D/2, 2) cosine and sine, perhaps times a factor */
-    int window;           /* keys that a query sees, its own included; 0: no limit */
-    void *scratch;        /* scratch_bytes of device memory that attention may overwrite ... */
-    size_t scratch_bytes; /* ... instead of allocating its own; NULL: none */
+    float scale;       /* multiplies scores: 1/sqrt(D) */
+    float clip;        /* q, k, v are first clamped to [-clip, clip]; 0: no */
+    Norm norm;         /* QK-norm, if rope_forward gets weights for it */
+    const float *rope; /* (T, D/2, 2) cosine and sine, perhaps times a factor */
+    int window;        /* keys that a query sees, its own included; 0: no limit */
+    void *scratch;     /* device memory that attention may overwrite; NULL: it allocates its own */
+    size_t scratch_bytes; /* its size */
 } Attention;
 
 /* Documents packed in the batch: document i is tokens start[i] .. start[i+1]-1 of N; none crosses a
@@ -235,11 +235,11 @@ void attention_forward(Tensor y, float *lse, Tensor qkv, Attention a, Documents 
 void attention_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a,
                         Documents docs);
 
-/* Orders columns by rank, for comm_exchange. heads.H and heads.K are those of one rank. Row r N + n
- * of y (ranks * N, W / ranks) is row n of x (N, W), with rank r's columns only: of rows [q | k |
- * v], or only of q. heads_join is the inverse. Where x has fewer key heads than there are ranks,
- * consecutive ranks get the same one, and heads_join adds what they made of it, in their order in
- * F32. F32 or BF16. */
+/* heads_split orders columns by rank, for comm_exchange: row r N + n of y (ranks * N, W / ranks) is
+ * row n of x (N, W), but only the columns of rank r's heads. Rows of x are [q | k | v], or only q.
+ * heads.H and heads.K are the numbers of heads of one rank. heads_join is the inverse. If x has
+ * fewer key heads than there are ranks, consecutive ranks get copies of the same head, and
+ * heads_join adds the copies in F32, in the order of ranks. F32 or BF16. */
 void heads_split(Tensor y, Tensor x, Attention heads);
 void heads_join(Tensor x, Tensor y, Attention heads);
 
@@ -339,7 +339,7 @@ typedef struct {
     float correction1, correction2; /* 1 - beta1^t, 1 - beta2^t */
     float grad_scale;               /* the gradient is multiplied by it: clipping */
     uint64_t seed;                  /* of stochastic rounding; differs by run and step */
-    RowParts parts;                 /* for the same */
+    RowParts parts;                 /* of these elements, for stochastic rounding */
 } AdamW;
 
 /* g = grad_scale grad; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2;

@@ -55,8 +55,8 @@ typedef struct {
     const WatchedQueues *queues;
 } Watch;
 
-/* Sets the watch that is asked about all operations; NULL: none. *w must outlive its use. Returns
- * the watch before. One thread at a time. */
+/* Sets the watch of all operations; NULL: none. *w must stay valid as long as it is set. Returns
+ * the previous watch. One thread at a time. */
 const Watch *operations_watch(const Watch *w);
 
 /* Tell a watch with queues that some work of a unit begins, such as "forward", or ends. */

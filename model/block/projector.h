@@ -12,7 +12,7 @@
 #pragma once
 #include "model/shape/buffers.h"
 
-/* Places what unit u shares with other units; forward and backward of the unit. */
+/* projector_plan: places the buffers that unit u shares with other units. */
 void projector_plan(Model *m, int u);
 void projector_forward(Model *m, const UnitTensors *w, int u);
 void projector_backward(Model *m, const UnitTensors *w, UnitTensors *dw);

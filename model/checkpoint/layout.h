@@ -21,7 +21,7 @@ typedef struct {
     const char *dtype; /* safetensors' name */
     /* weights of the unit per element: 1, or the size of a group for its scales */
     size_t per;
-    size_t bytes;              /* of an element; for scales all of a group */
+    size_t bytes;              /* of an element; PIECE_SCALE: of all scales of a group */
     size_t first, count, held; /* elements */
     const Param *cut;          /* whose part that is; NULL: all of it */
     /* with cut: where the tensor begins in the part, and in the whole parameter */

@@ -8,7 +8,7 @@ typedef struct {
     /* the run's, with the formats of the files where they are converted */
     Optimizer optimizer;
     Layout layout; /* of that optimizer */
-    /* there are such: the formats of a state differ, and at least one has 8-bit codes */
+    /* some state must be converted: its formats differ, and at least one has 8-bit codes */
     bool converts;
 } StoredStates;
 

@@ -22,7 +22,7 @@ typedef struct Entry {
 
 typedef struct Export {
     double start;
-    const char *option;       /* that asks for it, for messages */
+    const char *option;       /* the option of the command line, for messages */
     char *folder;             /* the source: a model or adapters */
     char *base;               /* folder of the model: `folder`, or that of the adapters' base */
     char *target, *temporary; /* the new folder, and its name until it is complete */

@@ -1,6 +1,6 @@
 /* Types of the configuration's keys, which are data: one row per key. Parsing, range checks,
- * --help, the table in configs/README.md and the resolved configuration all come from these rows, so
- * they cannot disagree. */
+ * --help, the table in configs/README.md and the resolved configuration all come from these rows,
+ * so they cannot disagree. */
 #pragma once
 #include "model/shape/config.h"
 
@@ -57,7 +57,7 @@ typedef struct {
     int num_paths;
 } NamedPaths;
 
-/* Values of the table's words that are no enum of Config. Fields that are null unless given are
+/* Values of words in the table that have no enum in Config. A field that may be NOT_GIVEN is an
  * int. */
 enum { NOT_GIVEN = -1 };
 typedef enum { NORM_RMS, NORM_DEFAULT, NORM_LOW_PRECISION, NORM_AMD_COMPATIBLE } LayerNormType;

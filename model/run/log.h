@@ -20,8 +20,8 @@ typedef struct {
     SpikeScores scores;
 } StepStats;
 
-/* tokens per second of a rank; the same / the device's peak (0: unknown); bytes in use; time to the
- * end of the run */
+/* speed: tokens per second of a rank; light: as a share of the device's peak (0: unknown); memory:
+ * bytes in use; seconds_left: to the end of the run */
 typedef struct {
     double speed, light, memory, seconds_left;
 } Progress;

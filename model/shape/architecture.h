@@ -78,7 +78,7 @@ typedef struct {
     int unit, param; /* index into UnitLayout.param */
     size_t first, rows, cols;
     bool adapter; /* in an adapter's file, in PEFT's format */
-    /* next to adapters in their file, under the name of hf_adapter_name; trained as they are */
+    /* trained with adapters and stored in their file, under the name that hf_adapter_name gives */
     bool with_adapter;
     bool vector; /* one-dimensional: (cols), rows = 1 */
     /* > rows for the embedding and the head: a file may include the padding rows */

@@ -42,7 +42,7 @@ typedef enum {
     NUM_LORA_MODULES
 } LoraModule;
 
-/* Format of the blocks' frozen matrices under adapters: that of other frozen weights, E4M3 or
+/* Format of the blocks' frozen matrices under adapters: the format of other frozen weights, E4M3 or
  * NF4. */
 typedef enum { BASE_AS_FROZEN, BASE_E4M3, BASE_NF4 } BaseFormat;
 
@@ -72,7 +72,7 @@ typedef enum { PROJECTOR_MLP, PROJECTOR_LINEAR } Projector;
 /* Images in the text: rows of features at the places of a token. */
 typedef struct {
     int token_id; /* the token that stands for a row of an image */
-    /* rows, and so tokens, of an image */
+    /* number of rows, and of tokens, of an image */
     int rows;
     /* Cv: values of a row; 0: a model of text only */
     int feature_size;
@@ -243,8 +243,8 @@ static inline int data_ranks(const Strategy *s, int ranks)
     return ranks / (context_ranks(s) * tensor_ranks(s) * pipeline_stages(s));
 }
 
-/* What multiplies the learning rate of a matrix under Muon, by torch.optim.Muon's names: 0.2
- * sqrt(max(rows, columns)); sqrt(max(1, rows / columns)). */
+/* The factor of the learning rate of a matrix under Muon, by torch.optim.Muon's names:
+ * 0.2 sqrt(max(rows, columns)); sqrt(max(1, rows / columns)). */
 typedef enum { ADJUST_MATCH_RMS_ADAMW, ADJUST_ORIGINAL } AdjustLr;
 
 typedef struct {
@@ -325,9 +325,9 @@ typedef struct {
         long t_decay;           /* wsd: length of the final linear decay */
         double alpha_f;         /* final lr / lr */
         double warmup_min_lr;   /* lr at step 0; < 0: 0.1 lr, OLMo's default */
-        /* in units; during these max_grad_norm is multiplied by ... */
+        /* in units. Until then, max_grad_norm is multiplied by grad_clip_warmup_factor */
         long grad_clip_warmup_steps;
-        double grad_clip_warmup_factor; /* ... this */
+        double grad_clip_warmup_factor;
     } scheduler;
     struct {
         long last, every;

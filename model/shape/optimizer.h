@@ -7,8 +7,8 @@
 
 enum { MAX_STATES = 4 };
 
-/* Which format a state has: its own; one in layers (UnitKind.is_layer) and another in other units;
- * that of a column of the recipe. */
+/* Where the format of a state comes from: `own`; `own` in layers (UnitKind.is_layer) and
+ * `elsewhere` in other units; a column of the recipe. */
 typedef enum { OWN_FORMAT, OWN_FORMATS, MOMENT1, MOMENT2 } StateFormat;
 
 /* Which trained weights have a state: all; matrices of layers (Param.is_operand); all except these.
@@ -47,12 +47,12 @@ typedef struct {
     /* states 0 and 1 are Adam's m and v, and w moves along m / (sqrt(v) + eps): known to
      * telemetry */
     bool is_adam;
-    /* muon.h makes the step of matrices, whose state is number 0; `step` that of all others */
+    /* muon.h updates the matrices, with state number 0; `step` updates everything else */
     bool orthogonalizes;
-    /* w, grad and num_states states, without data where w has no such state, all (1, n) in device
-     * memory: elements of one parameter, consecutive or parts of its rows, as p->parts says, whose
-     * first has number `first` in the model. Every rank has others: random values may depend only
-     * on (seed, number). */
+    /* Updates n elements of one parameter. w, grad and num_states states are (1, n) in device
+     * memory; a state that w does not have has no data. Elements are consecutive, or parts of rows
+     * as p->parts says; the first has number `first` in the model. Ranks have different elements,
+     * so random values may depend only on (seed, number). */
     void (*step)(Tensor w, const Tensor *state, Tensor grad, const StepParams *p, uint64_t first);
 } Optimizer;
 

@@ -22,8 +22,8 @@ int fsdp_shards(const ParamStore *store, int unit);
 int fsdp_rank(const ParamStore *store, int unit);
 /* The ranks over which any unit of this rank is sharded. */
 Ranks fsdp_all(const ParamStore *store);
-/* Which elements of this rank's slice of TRAINED all tensor ranks have: from *first of the region
- * on. Returns their number. */
+/* Elements of this rank's slice of TRAINED of which all tensor ranks have copies. *first: where
+ * they begin in the region. Returns their number. */
 size_t fsdp_copied(const ParamStore *store, int unit, size_t *first);
 /* Whether this rank's pipeline stage has the unit. */
 bool store_holds(const ParamStore *store, int unit);

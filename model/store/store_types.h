@@ -134,7 +134,8 @@ typedef struct {
     GradBuffer *grad_buffer; /* [num_buffers] */
 
     /* tensors of all units together */
-    /* (1, 4 per FP8 operand): their scales, 16 bytes apart; those of frozen ones last */
+    /* (1, 4 per FP8 operand): the scales of operands, 16 bytes apart; trained operands come first
+     * */
     Tensor scales;
     int trained_scales; /* columns of `scales` in front of those */
     /* (1, 4 per matrix of the blocks) of region QUANTIZED: of FP8 operands and of stored E4M3 */
@@ -148,8 +149,8 @@ typedef struct {
 
     /* how they are stored */
     Recipe recipe;
-    const Optimizer *optimizer; /* whose states the shards have */
-    StateCounts counts;         /* of these states */
+    const Optimizer *optimizer; /* the shards have its states */
+    StateCounts counts;         /* counts of these states */
     BaseFormat base_format;     /* how the region QUANTIZED is stored */
     bool plain_nf4;             /* NF4 is stored without double quantization (params.h) */
     bool tied;
@@ -204,7 +205,8 @@ typedef struct {
 /* States on the host come to the device part by part for the optimizer, in one of three buffers. */
 enum { UPDATE_BUFFERS = 3 };
 
-/* Buffers that several units use one after the other come first, then one of each unit's own. */
+/* The first NUM_ROTATING buffers are used by several units, one after the other. Then each unit has
+ * a buffer of its own. */
 enum { NUM_ROTATING = 4 };
 
 static inline int num_buffers(const ParamStore *store)
