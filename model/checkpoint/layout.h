@@ -19,11 +19,11 @@ typedef struct {
     int unit, param; /* index into UnitLayout.param */
     Region region;
     const char *dtype; /* safetensors' name */
-    /* weights of the unit per element: 1, or the size of a group for its scales */
+    /* how many weights an element stands for: 1; PIECE_SCALE: the size of a group */
     size_t per;
     size_t bytes;              /* of an element; PIECE_SCALE: of all scales of a group */
     size_t first, count, held; /* elements */
-    const Param *cut;          /* whose part that is; NULL: all of it */
+    const Param *cut; /* the parameter of which this is a tensor rank's part; NULL: whole */
     /* with cut: where the tensor begins in the part, and in the whole parameter */
     size_t in_param, in_whole;
     /* another tensor rank has the same, writes it and adds it to checksums */
@@ -45,7 +45,7 @@ typedef struct {
 } Layout;
 
 /* Depends only on the architecture, the recipe and the optimizer: the same on every rank, for any
- * number of ranks. `folder`: that of the files; NULL: only the pieces. A file has whole units, up
+ * number of ranks. `folder`: where the files are; NULL: only the pieces. A file has whole units, up
  * to `file_limit` bytes; adapters are one file. Weights of region QUANTIZED have pieces, but cannot
  * be saved. */
 Layout layout_make(const char *folder, LayoutKind kind, const ParamStore *store, size_t file_limit);

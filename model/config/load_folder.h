@@ -9,7 +9,8 @@ YamlNode *load_folder_without_file(void);
 void load_folder_check_command_line(const Reader *r, const char *first);
 /* generate and eval_only need a load_path */
 void load_folder_check_given(const Reader *r, const char *where);
-void load_folder_check_path(const Reader *r); /* that it is no URL and not empty */
+/* Dies if load_path is a URL or empty. */
+void load_folder_check_path(const Reader *r);
 /* Sets the settings that follow from the model in Config.load_folder. */
 void load_folder_complete(Reader *r);
 

@@ -91,7 +91,7 @@ int hf_tensors(HfTensor out[HF_TENSORS], const ModelConfig *c, const UnitLayout 
 /* of all units, in order; the caller frees it */
 HfTensor *hf_tensors_of(const ModelConfig *c, int *count);
 
-/* What the names of the text model's tensors begin with: "language_model." in a model with images,
+/* The prefix of the names of the text model's tensors: "language_model." in a model with images,
  * else "". */
 const char *hf_prefix(const ModelConfig *c);
 
@@ -100,9 +100,8 @@ const char *hf_prefix(const ModelConfig *c);
  * [transformers 4.52 and later]. */
 void hf_tree_name(char to[HF_NAME], const char *name);
 
-/* The name in an adapter's file [PEFT] of what has `name` in the base's: of the matrix "lora_A" or
- * "lora_B" of its adapter, or, if NULL, of the tensor itself. Both begin with
- * "base_model.model.". */
+/* The name that a PEFT file gives to the adapter of tensor `name`. matrix: "lora_A" or "lora_B";
+ * NULL: the name of the tensor itself. All begin with "base_model.model.". */
 void hf_adapter_name(char to[HF_NAME], const char *name, const char *matrix);
 
 /* The tensor's first element in the current region of its parameter. */

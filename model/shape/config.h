@@ -159,8 +159,8 @@ typedef struct {
 typedef struct {
     char *name;            /* unique, part of names of metrics */
     TokenFiles files;      /* paths, masks and images only */
-    double ratio;          /* its share of the sequences, of the sum of all ratios */
-    double max_repetition; /* its sequences are used at most so often */
+    double ratio;          /* mixture weight: share of sequences, relative to all ratios */
+    double max_repetition; /* how often each of its sequences may be used */
     long tokens;           /* number of its tokens that are used; 0: all */
 } DataSource;
 

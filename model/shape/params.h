@@ -103,8 +103,8 @@ void unit_cut(UnitLayout *u, int ranks, int rank, int world);
 /* The parameter as it is without tensor ranks: its rows, columns and parts. */
 Param param_whole(const Param *p);
 
-/* Where element i of a parameter is in the whole one: *whole. Returns how many elements from there
- * on are consecutive in both. */
+/* *whole: the index in the whole parameter of element i of this tensor rank's part. Returns how
+ * many elements from there on are consecutive in both. */
 size_t param_run(const Param *p, size_t i, size_t *whole);
 
 /* Elements of all parameters without adapters, the same on all ranks and in all runs: the distance

@@ -26,6 +26,6 @@ void quantized_store(ParamStore *store, int unit, const Param *p, Tensor whole);
 /* Rounds frozen F32 weights, except adapters, to values of BF16. */
 void frozen_round(ParamStore *store);
 
-/* The same as quantized_store for a whole matrix in NF4, param_nf4_groups in host memory:
- * Nf4PlainGroups without double quantization. */
+/* As quantized_store, for a whole matrix that is in NF4 already. groups: param_nf4_groups of them
+ * in host memory; Nf4PlainGroup without double quantization. */
 void quantized_store_nf4(ParamStore *store, int unit, const Param *p, const void *groups);
