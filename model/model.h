@@ -37,9 +37,10 @@ void model_micro_batch(Model *m, ParamStore *store, const int *tokens, const int
  * order of tokens; they must stay until it returns. Without this call a batch has no images. */
 void model_use_images(Model *m, ImageRows images);
 
-/* The input of pass_forward, in device memory, without borders of documents: the first `count`
- * tokens, or this rank's part of sequences (B, T). After it: the logits (vocab_size) of row `row`
- * of this rank's, on the host; this waits for the device. */
+/* model_put_tokens: copies `count` tokens to the device as the input of pass_forward, as one
+ * document. model_put_sequences: copies this rank's part of whole sequences (B, T). model_logits:
+ * after pass_forward, the logits (vocab_size) of this rank's row `row`, on the host; waits for the
+ * device. */
 void model_put_tokens(Model *m, const int *tokens, int count);
 void model_put_sequences(Model *m, const int *tokens);
 void model_logits(Model *m, ParamStore *store, int row, float *logits);

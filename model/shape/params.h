@@ -76,8 +76,8 @@ typedef struct {
     size_t matrices;     /* ... elements 0 .. matrices - 1; else 0 */
     /* tensor ranks that compute the unit together; 1: each computes all of it */
     int tensor_ranks;
-    /* of TRAINED: elements of parameters cut among them come first; all have copies of the
-     * others */
+    /* of TRAINED: number of elements of parameters that are cut among tensor ranks; they come
+     * first. All tensor ranks have copies of the others */
     size_t cut;
     const ModelConfig *config;
 } UnitLayout;
