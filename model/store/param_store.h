@@ -11,5 +11,5 @@ void store_alloc_gathered(ParamStore *store);
 void store_free(ParamStore *store);
 /* Whether the update encodes this parameter's operand (Slice.gather_input). */
 bool store_encodes(const ParamStore *store, int unit, const Param *p);
-/* The scale of a matrix in region QUANTIZED, for the operand and for stored E4M3 codes. */
+/* The scale of a matrix of region QUANTIZED: of the operand and of stored E4M3. */
 float *quantized_scale(const ParamStore *store, int unit, const Param *p);

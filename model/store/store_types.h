@@ -95,8 +95,7 @@ typedef struct {
 typedef struct {
     const Step *way[NUM_PARAMS]; /* the steps of each parameter, up to NO_STEP */
     Copy copy[MAX_COPIES];       /* in this order */
-    /* made: the uses (enum Use) for which there are copies; others read what was gathered or
-     * stored */
+    /* made: the uses that copies serve; others read what was gathered or stored */
     int num_copies, made;
     /* at: where each region begins in the unit's buffer; numel: elements of all regions there */
     size_t at[NUM_REGIONS], numel;
