@@ -20,8 +20,9 @@
 #include "kernels/kernels.h"
 #include "kernels/random.h"
 
-const float *dynamic8_map(DType d);        /* 256 values, ascending, indexed by code */
-float dynamic8_inverse(float absmax);      /* 1 / absmax; 0 where that counts as 0 */
+const float *dynamic8_map(DType d); /* 256 values, ascending, indexed by code */
+/* 1 / absmax; 0 if all codes of the group are that of 0, as explained above */
+float dynamic8_inverse(float absmax);
 uint8_t dynamic8_encode(float x, DType d); /* the code of x = m (1 / max|m|) */
 
 /* The code of the map's value nearest to x, whatever the signs. NaN: 0. */

@@ -1,15 +1,17 @@
-/* Every operation the model needs. Implemented twice: kernels/cpu/ is the specification,
- * kernels/cuda/ the fast one. A row of operation_list.h says what memory each reads and writes.
+/* Every operation that the model needs. kernels/cpu/ is the specification, kernels/cuda/ is fast. A
+ * row of operation_list.h says what memory an operation reads and writes.
  *
- *   Outputs first, then inputs, then sizes. An operation reads its inputs and writes its outputs in whatever Format
- *   the tensors carry; arithmetic in between is F32 or, on the CPU, also F64. "+=" marks outputs that accumulate; if such a
- *   tensor is `empty`, all of it is overwritten, as if it had held zeros. Shapes and formats are checked on entry; a combination that a back end lacks is an error
- *   that names it. Integer and float arrays are device memory. Nothing here waits for the device. For an FP8 output without data_t
- *   only data is written, with the same codes and scale.
+ *   - Outputs come first, then inputs, then sizes.
+ *   - Inputs and outputs may have any Format. Arithmetic in between is F32, on the CPU also F64.
+ *   - "+=" marks outputs that accumulate. If such a tensor is `empty`, all of it is overwritten, as
+ *     if it had held zeros.
+ *   - Shapes and formats are checked on entry. A combination that a back end lacks is an error that
+ *     names it.
+ *   - Arrays of integers and floats are device memory. Nothing here waits for the device.
+ *   - If an FP8 output has no data_t, only data is written, with the same codes and scale.
  *
- *   N = B*T tokens, C = model width, D = head width, H = query heads, K = key/value heads, F = MLP width,
- *   V = rows of the embedding (the vocabulary, padded), O = outputs of a linear layer.
- */
+ *   N = B*T tokens, C = model width, D = head width, H = query heads, K = key/value heads, F = MLP
+ *   width, V = rows of the embedding (the vocabulary, padded), O = outputs of a linear layer. */
 #pragma once
 #include "kernels/tensor.h"
 
@@ -158,7 +160,7 @@ typedef struct {
     int num_parts; /* P; 1 for A, whose rank is all of its rows */
     struct {
         int first, width;
-    } part[LORA_PARTS]; /* of B; not read for A */
+    } part[LORA_PARTS]; /* the parts of B; unused for A */
 } LoraMatrix;
 
 /* Let w(c,j) be the element of m for column c of the wide tensor and column j of xa, 0 if there is
@@ -166,17 +168,17 @@ typedef struct {
  *   lora_narrow  xa   = scale * x w        xa[n,j]   = scale * sum over c of x[n,c] w(c,j)
  *   lora_widen   y    = xa wT [+ add]      y[n,c]    = sum over j of xa[n,j] w(c,j) [+ add[n,c]]
  *   lora_dw      dm  += xaT x              dw(c,j)  += sum over n of xa[n,j] x[n,c]     (no tensor dm.w: nothing)
- * x (N,C) in F32, BF16, or E4M3 or E5M2 with one scale, without data_t; xa, y, add in F32 or BF16;
- * y may be add. Columns of x outside m's parts are not read, those of y become add or 0. Sums are
- * in F32, always in the same order. */
+ * x (N,C) in F32, BF16, or E4M3 or E5M2 with one scale, without data_t; xa, y, add in F32 or
+ * BF16; y may be add. Columns of x outside m's parts are not read, those of y become add or 0.
+ * Sums are in F32, always in the same order. */
 void lora_narrow(Tensor xa, Tensor x, LoraMatrix m, float scale);
 void lora_widen(Tensor y, Tensor xa, LoraMatrix m, Tensor add);
 void lora_dw(LoraMatrix dm, Tensor xa, Tensor x);
 
-/* The product xa wT of m (see lora_widen) that an operation adds to its input x; xa without data:
- * nothing is added. This adds the output of an adapter to that of a GEMM without a separate pass. x
- * must be F32 or BF16, and may be changed: a back end may write the sum to x, in its format, and
- * continue from there, or keep the sum in F32. */
+/* An adapter's output, xa wT of m (see lora_widen), that an operation adds to its input x, a GEMM's
+ * output. This saves a pass over memory. If xa has no data, nothing is added. x must be F32 or
+ * BF16. The operation may change x: a back end may write the sum to x, in its format, and continue
+ * from there, or keep the sum in F32. */
 typedef struct {
     Tensor xa;
     LoraMatrix m;
@@ -186,13 +188,13 @@ typedef struct {
 
 typedef struct {
     int B, T, H, K, D;
-    float scale;          /* multiplies scores: 1/sqrt(D) */
-    float clip;           /* q, k, v are first clamped to [-clip, clip]; 0: no */
-    Norm norm;            /* of q and k if weights are given: see rope_forward */
-    const float *rope;    /* (T, D/2, 2) cosine and sine, perhaps times a factor */
-    int window;           /* keys that a query sees, its own included; 0: no limit */
-    void *scratch;        /* scratch_bytes of device memory that attention may overwrite ... */
-    size_t scratch_bytes; /* ... instead of allocating its own; NULL: none */
+    float scale;       /* multiplies scores: 1/sqrt(D) */
+    float clip;        /* q, k, v are first clamped to [-clip, clip]; 0: no */
+    Norm norm;         /* QK-norm, if rope_forward gets weights for it */
+    const float *rope; /* (T, D/2, 2) cosine and sine, perhaps times a factor */
+    int window;        /* keys that a query sees, its own included; 0: no limit */
+    void *scratch;     /* device memory that attention may overwrite; NULL: it allocates its own */
+    size_t scratch_bytes; /* its size */
 } Attention;
 
 /* Documents packed in the batch: document i is tokens start[i] .. start[i+1]-1 of N; none crosses a
@@ -233,11 +235,11 @@ void attention_forward(Tensor y, float *lse, Tensor qkv, Attention a, Documents 
 void attention_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a,
                         Documents docs);
 
-/* Orders columns by rank, for comm_exchange. heads.H and heads.K are those of one rank. Row r N + n
- * of y (ranks * N, W / ranks) is row n of x (N, W), with rank r's columns only: of rows [q | k |
- * v], or only of q. heads_join is the inverse. Where x has fewer key heads than there are ranks,
- * consecutive ranks get the same one, and heads_join adds what they made of it, in their order in
- * F32. F32 or BF16. */
+/* heads_split orders columns by rank, for comm_exchange: row r N + n of y (ranks * N, W / ranks) is
+ * row n of x (N, W), but only the columns of rank r's heads. Rows of x are [q | k | v], or only q.
+ * heads.H and heads.K are the numbers of heads of one rank. heads_join is the inverse. If x has
+ * fewer key heads than there are ranks, consecutive ranks get copies of the same head, and
+ * heads_join adds the copies in F32, in the order of ranks. F32 or BF16. */
 void heads_split(Tensor y, Tensor x, Attention heads);
 void heads_join(Tensor x, Tensor y, Attention heads);
 
@@ -255,8 +257,8 @@ void attention_cached(Tensor y, Tensor qkv, KvCache cache, Attention a);
 
 /* ---- MLP ------------------------------------------------------------------------------------- */
 
-/* Exponents of factors of columns, see below: what a column's maximum may have more than the median
- * column's; the largest k. */
+/* Limits of the column factors explained below, as exponents of 2: how much larger than the median
+ * column's a maximum may be without a factor; the largest k. */
 enum { CHANNEL_EXCESS = 6, CHANNEL_MOST = 63 };
 
 /* gate_up = wide [+ product], in gate_up's format (in place if it is the memory of wide); act =
@@ -323,9 +325,10 @@ void accumulate(Tensor y, Tensor x);
  * BF16. With shares 1, 1/2, ... 1/n it is the mean of n tensors. */
 void average_weights(Tensor mean, Tensor w, float share);
 
-/* For a tensor of `width` columns of each row of a matrix, begun `start` columns into a row. In the
- * matrix, element i comes i + (start + i) / width * skip elements after element 0; skip: the
- * columns of a row that it lacks. width 0: i elements after. */
+/* Positions of elements that are `width` columns of each row of a matrix; element 0 is in the
+ * column `start` of these. skip: number of columns of the matrix that are left out. In the matrix,
+ * element i comes i + (start + i) / width * skip elements after element 0. width 0: i elements
+ * after. */
 typedef struct {
     unsigned width, start;
     uint64_t skip;
@@ -336,7 +339,7 @@ typedef struct {
     float correction1, correction2; /* 1 - beta1^t, 1 - beta2^t */
     float grad_scale;               /* the gradient is multiplied by it: clipping */
     uint64_t seed;                  /* of stochastic rounding; differs by run and step */
-    RowParts parts;                 /* for the same */
+    RowParts parts;                 /* of these elements, for stochastic rounding */
 } AdamW;
 
 /* g = grad_scale grad; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2;

@@ -11,11 +11,12 @@ typedef enum { F32, BF16, E4M3, E5M2, DYNAMIC8, UDYNAMIC8 } DType;
 
 enum { DYNAMIC8_GROUP = 256 }; /* the one group size of the dynamic maps */
 
-/* How values are stored. Codes of 8 bits carry scales: value = scale * code. group: consecutive
- * elements of a row that share one scale; 0: one scale for the whole tensor. expand: a group of FP8
- * is stretched to the format's range by a power k, stored next to its scale [COAT sec. 4]; only for
- * the optimizer's moments. bf16_scale: an FP8 group without expansion has a scale of two bytes
- * instead of one, with the range of floats; also for moments. format_of_moment sets it. */
+/* How values are stored. 8-bit codes have scales: value = scale * code.
+ *   group       number of consecutive elements of a row that share a scale; 0: all elements do
+ *   expand      a power k, stored next to the scale, stretches each FP8 group to the range of the
+ *               format [COAT sec. 4]; only for the optimizer's moments
+ *   bf16_scale  the scale of an FP8 group is BF16, with the range of floats, and not one byte; only
+ *               for moments without expansion. format_of_moment sets it */
 typedef struct {
     DType dtype;
     int group;
@@ -23,7 +24,7 @@ typedef struct {
 } Format;
 
 typedef struct {
-    /* (rows, cols), 256-byte aligned; NULL: not here; with data_t NULL too there is no tensor */
+    /* (rows, cols), 256-byte aligned. If data and data_t are both NULL, there is no tensor */
     void *data;
     void *data_t; /* (cols, rows): transposed FP8 codes, same scale, for FP8 GEMMs; or NULL */
     /* group 0: one float (16 bytes allocated); else (rows, cols/group): FP8 a byte, moments BF16
@@ -33,7 +34,8 @@ typedef struct {
     int rows, cols;
     /* of a gradient: not yet written in this step, so the first accumulation overwrites it */
     bool empty;
-    /* of an FP8 operand with one scale: see scale_is_reused; NULL: max|x| is found each time */
+    /* of an FP8 operand with one scale: max|x| that gave its scale (scale_is_reused in kernels.h);
+     * NULL: max|x| is measured each time */
     float *scale_amax;
     const bool *scale_reused; /* host memory, set by the planner of operands; NULL: false */
     /* of an FP8 operand: GEMMs with it as first input may use short accumulators */
@@ -59,10 +61,10 @@ void *arena_alloc(Arena *a, size_t bytes); /* 256-byte aligned */
 Tensor tensor_alloc(Arena *a, Format f, int rows, int cols);
 /* a view; f.dtype F32 or BF16 */
 Tensor tensor_at(void *data, Format f, int rows, int cols);
-/* t as n elements in a row of numbers: (n / 256, 256) if 256 divides n, so that there can be more
- * than 2^31; else (1, n). */
+/* t viewed as n consecutive elements: (n / 256, 256) if 256 divides n, so that n may exceed 2^31;
+ * else (1, n). */
 Tensor tensor_flat(Tensor t, size_t n);
-/* a view of some rows; group 0 FP8 has no data_t */
+/* A view of some rows. Of an FP8 tensor with one scale the view has no data_t. */
 Tensor tensor_rows(Tensor t, int first, int rows);
 
 bool tensor_exists(Tensor t); /* it has data or data_t */
@@ -75,7 +77,7 @@ const char *format_name(Format f);
 /* false if text is not a format name */
 bool format_parse(Format *f, const char *text);
 size_t dtype_size(DType d); /* bytes of an element */
-/* of the scales of n elements, whole groups; 0 without */
+/* Bytes of the scales of n elements, in whole groups; 0 without scales. */
 size_t format_scale_bytes(Format f, size_t n);
 /* FP8 groups with scales of one byte, not moments */
 bool format_has_byte_scales(Format f);

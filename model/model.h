@@ -6,9 +6,10 @@
 void model_alloc(Model *m, ParamStore *store, const Config *c);
 void model_free(Model *m, ParamStore *store);
 
-/* Places everything at addresses of no memory, so that a step can be called under a watch that runs
- * no operation and has its own queues (runtime/operations.h); and the end of it, before that of the
- * watch. on_host: of such addresses, those of host memory. */
+/* model_rehearse: gives everything addresses that have no memory, so that a step can be called
+ * under a watch that skips all operations and has its own queues (runtime/operations.h).
+ * model_rehearsed: ends this; call it before the watch ends. model_on_host: whether such an address
+ * stands for host memory. */
 void model_rehearse(Model *m, ParamStore *store, const Config *c);
 void model_rehearsed(Model *m, ParamStore *store);
 bool model_on_host(const void *p);
@@ -17,17 +18,18 @@ typedef struct {
     double loss, zloss;
 } Losses;
 
-/* `count` micro-batches of attn.B whole sequences; context ranks give the same ones (host arrays
- * (count, B, T); target -1: masked; begins 1: a document begins there, which matters if attention
- * stays inside documents, NULL: each sequence is one). The gradients are those of scale * (sum of
- * losses + z_weight * sum of z-losses). After PASS_COMPLETE operations that are queued later see
- * their sums over ranks. The micro-batches of a step may come in several calls; with stages one in
- * each call, or all in one. All ranks of a pipeline call. */
+/* Runs `count` micro-batches of attn.B whole sequences. The arrays are host memory (count, B, T);
+ * context ranks pass the same ones. target -1: masked. begins 1: a document begins there, NULL:
+ * each sequence is a document; it matters if attention stays inside documents. Computes the
+ * gradients of scale * (sum of losses + z_weight * sum of z-losses). After PASS_COMPLETE,
+ * operations that are queued later see their sums over ranks. The micro-batches of a step may be
+ * divided among several calls; with pipeline stages, a call has one of them or all. All ranks of a
+ * pipeline call. */
 void model_micro_batches(Model *m, ParamStore *store, const int *tokens, const int *targets,
                          const uint8_t *begins, int count, float scale, float z_weight,
                          PassKind pass);
 
-/* The same for one. */
+/* model_micro_batches for a single micro-batch. */
 void model_micro_batch(Model *m, ParamStore *store, const int *tokens, const int *targets,
                        const uint8_t *begins, float scale, float z_weight, PassKind pass);
 
@@ -35,9 +37,10 @@ void model_micro_batch(Model *m, ParamStore *store, const int *tokens, const int
  * order of tokens; they must stay until it returns. Without this call a batch has no images. */
 void model_use_images(Model *m, ImageRows images);
 
-/* The input of pass_forward, in device memory, without borders of documents: the first `count`
- * tokens, or this rank's part of sequences (B, T). After it: the logits (vocab_size) of row `row`
- * of this rank's, on the host; this waits for the device. */
+/* model_put_tokens: copies `count` tokens to the device as the input of pass_forward, as one
+ * document. model_put_sequences: copies this rank's part of whole sequences (B, T). model_logits:
+ * after pass_forward, the logits (vocab_size) of this rank's row `row`, on the host; waits for the
+ * device. */
 void model_put_tokens(Model *m, const int *tokens, int count);
 void model_put_sequences(Model *m, const int *tokens);
 void model_logits(Model *m, ParamStore *store, int row, float *logits);

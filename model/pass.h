@@ -9,18 +9,18 @@
 typedef enum {
     PASS_FORWARD, /* adds the losses to the sums */
     /* also accumulates gradients in the ParamStore; more micro-batches of the step follow */
-    /* the same for the last micro-batch of a step: also sums gradients over ranks */
     PASS_ACCUMULATE,
+    /* the same for the last micro-batch of a step: also sums gradients over ranks */
     PASS_COMPLETE
 } PassKind;
 
-/* One row of the table of a step (pipeline.h): a micro-batch, whose tokens and targets are in
- * device memory, through a chunk of this stage, forward or backward; messages come from and go to
- * the neighbouring stages. Gradients are those of scale * (sum of losses + z_weight * sum of
+/* Runs one pass of a micro-batch through a chunk of this stage, forward or backward (pipeline.h).
+ * Tokens and targets are in device memory. Exchanges the stream and its gradient with the
+ * neighbouring stages. Computes the gradients of scale * (sum of losses + z_weight * sum of
  * z-losses). PASS_FORWARD has no backward rows. */
 void pass_row(Model *m, ParamStore *store, PipelineRow r, float scale, float z_weight,
               PassKind pass);
 
-/* Without targets: forward to the stream that the head reads (head.h), on the ranks that have it.
- * All ranks of a pipeline call. */
+/* Forward through all blocks, without targets. On the ranks of the last stage, head_logits (head.h)
+ * can then read the stream. All ranks of a pipeline call. */
 void pass_forward(Model *m, ParamStore *store);

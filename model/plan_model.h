@@ -14,8 +14,8 @@ void model_replan(Model *m, ParamStore *store, const Config *c, ShardChoice p);
  * m->bytes.total. */
 void model_place_tensors(Model *m, ParamStore *store, const Config *c);
 
-/* Rows that `count` tokens take: those of FP8 operands are padded by repeating the last token,
- * where nothing sees it. */
+/* Number of rows for `count` tokens. FP8 operands need padding: the last token is repeated, and no
+ * other token sees the copies. */
 int decode_rows(const Recipe *r, int count);
 
 /* of device memory on this rank */

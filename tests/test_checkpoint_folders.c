@@ -73,9 +73,9 @@ TEST(test_crashes)
         const char *what, *latest;
     } crash[] = {
         /* before the rename */
-        /* before `latest` moved */
         { "cp -r step10 step30.tmp && touch step30.tmp/.unfinished", "step20" },
         { "mkdir step30.tmp", "step20" },
+        /* before `latest` moved */
         { "cp -r step10 step30", "step20" },
         { "ln -s step30 latest.tmp", "step20" },
         { "rm latest", "step20" },

@@ -100,15 +100,14 @@ TEST(test_saved_to_stay)
     } table[] = {
         { { 1, 1, 6, 0 }, { 1, 1, 7, 0 }, "step14 step16 step6 step12" }, /* "never deleted" */
         { { -1, 4, 0, 0 }, { 1, 1, 0, 0 }, "step16 step4 step8 step12" }, /* "all" */
-        /* kept for rotation, then all are kept */
-        /* the same rotation */
-        /* the newest ephemeral one stays */
-        /* permanent by the current settings */
         { { -1, 4, 0, 0 }, { -1, 10, 0, 2 }, "step16 step4 step8 step12" },
+        /* kept for rotation, then all are kept */
         { { 2, 4, 0, 0 }, { -1, 16, 0, 2 }, "step14 step16 step8 step12" },
-        { { 2, 4, 0, 0 }, { 2, 2, 0, 0 }, "step14 step16" },
+        { { 2, 4, 0, 0 }, { 2, 2, 0, 0 }, "step14 step16" }, /* the same rotation */
+        /* the newest ephemeral one stays */
         { { 1, 100, 0, 4 }, { 1, 1, 0, 0 }, "step16 step12" },
         { { 1, 100, 0, 4 }, { 1, 100, 0, 2 }, "step16" },
+        /* permanent by the current settings */
         { { 1, 4, 0, 0 }, { 1, 1, 12, 0 }, "step16 step12" },
     };
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {

@@ -49,9 +49,9 @@ TEST(test_damaged_checkpoint)
     static const struct {
         const char *file, *bytes;
     } damage[] = {
-        /* -1: the last tensor is an exp_avg_sq */
         { "model.safetensors", "\\0\\0\\300\\177" },
         { "optimizer-00001.states", "\\0\\0\\300\\177" },
+        /* -1: the last tensor is an exp_avg_sq */
         { "optimizer-00001.states", "\\0\\0\\200\\277" },
     };
     static const char more[] = "--save_interval=2 --save_num_checkpoints_to_keep=2";

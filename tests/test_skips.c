@@ -84,12 +84,12 @@ TEST(test_passing)
         const char *checkpoints, *said;
     } runs[] = {
         /* due at 4, made at 5 */
-        /* published when 7 is finite */
-        /* not at a step that is not finite */
-        /* though the next step's data are late */
         { "due", "4", 0, "step5 step8 ", "SKIPPED" },
+        /* published when 7 is finite */
         { "waits", "5 6", 0, "step4 step8 ", "SKIPPED" },
+        /* not at a step that is not finite */
         { "asked", "3 4", 2, "step5 ", "asked to stop at step 5" },
+        /* though the next step's data are late */
         { "late", "5", 5, "step4 step6 ", "asked to stop at step 6" },
     };
     for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {

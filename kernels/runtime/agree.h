@@ -1,5 +1,5 @@
-/* What ranks tell each other about problems and about the least they have. All ranks call each of
- * these. */
+/* Ranks agree on whether one of them has a problem, and on the least value of all. All ranks call
+ * each of these functions. */
 #pragma once
 #include <stdbool.h>
 

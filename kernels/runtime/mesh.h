@@ -29,30 +29,25 @@ typedef struct {
 /* A set of dimensions (bit d: dimension d), which defines groups of ranks that differ only in
  * these. */
 typedef enum {
-    /* they share sequences: each has a part of the tokens */
     RANKS_REPLICA = 1 << MESH_REPLICA,
-    RANKS_CONTEXT = 1 << MESH_CONTEXT,
-    RANKS_DATA = 1 << MESH_REPLICA | 1 << MESH_SHARD, /* they have different sequences */
-    /* weights are also sharded over the ranks of a sequence */
-    /* they compute the layers of a block together */
-    /* they have one copy of a stage */
-    /* a rank of each stage, in the order of stages */
-    /* they have the same sequences */
-    /* together they have one copy of the model */
-    RANKS_SHARD = 1 << MESH_SHARD | 1 << MESH_CONTEXT,
-    RANKS_TENSOR = 1 << MESH_TENSOR,
+    RANKS_CONTEXT = 1 << MESH_CONTEXT,                 /* divide the tokens of each sequence */
+    RANKS_DATA = 1 << MESH_REPLICA | 1 << MESH_SHARD,  /* read different sequences */
+    RANKS_SHARD = 1 << MESH_SHARD | 1 << MESH_CONTEXT, /* weights are sharded over context, too */
+    RANKS_TENSOR = 1 << MESH_TENSOR,                   /* compute the layers of a block together */
+    /* together hold one copy of a pipeline stage */
     RANKS_STAGE = 1 << MESH_SHARD | 1 << MESH_CONTEXT | 1 << MESH_TENSOR,
-    RANKS_PIPELINE = 1 << MESH_PIPELINE,
+    RANKS_PIPELINE = 1 << MESH_PIPELINE, /* one rank of each stage, in the order of stages */
+    /* read the same sequences */
     RANKS_SEQUENCE = 1 << MESH_PIPELINE | 1 << MESH_CONTEXT | 1 << MESH_TENSOR,
-    RANKS_COPY = 1 << MESH_PIPELINE | RANKS_STAGE,
+    RANKS_COPY = 1 << MESH_PIPELINE | RANKS_STAGE, /* together hold one copy of the model */
     RANKS_ALL = (1 << MESH_DIMS) - 1
 } Ranks;
 
-/* `shard` consecutive ranks hold one copy of the model, and `ranks` / `shard` copies are trained.
- * Dies unless `shard` divides `ranks`. mesh_of_context: inside, `context` consecutive ranks share
- * sequences; it divides `shard`. mesh_of_stages: `stages` times consecutive ranks, each divided in
- * this way. mesh_of_tensor: the same with groups of `tensor` consecutive ranks in place of
- * ranks. */
+/* Meshes of `ranks` ranks. Each function adds a dimension to the one before; each size must divide.
+ *   mesh_of_shards   `shard` consecutive ranks hold one copy of the model
+ *   mesh_of_context  of these, `context` consecutive ranks share sequences
+ *   mesh_of_stages   the ranks are first divided into `stages` consecutive groups
+ *   mesh_of_tensor   groups of `tensor` consecutive ranks take the place of single ranks */
 Mesh mesh_of_shards(int ranks, int shard);
 Mesh mesh_of_context(int ranks, int shard, int context);
 Mesh mesh_of_stages(int ranks, int stages, int shard, int context);

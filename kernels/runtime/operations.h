@@ -1,6 +1,6 @@
-/* What operations read and write, for the memory plan, traces and tests, which all watch the same
- * operations. kernels/operation_list.h makes each operation a function that asks the watch, if
- * there is one, and then runs the back end. */
+/* Watches: callbacks that learn what each operation reads and writes. The memory plan, traces and
+ * tests use them. Each operation is a function, made from its row of kernels/operation_list.h, that
+ * calls the watch, if there is one, and then the back end. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -8,9 +8,9 @@
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/mesh.h"
 
-/* The result depends on memory that an operation READS. Memory that it WRITES holds a result
- * afterwards, independent of its earlier contents; memory that it SPOILS may hold anything. It may
- * write what it reads. */
+/* READS: the result depends on this memory. WRITES: the memory holds a result afterwards, which
+ * does not depend on what was there before. SPOILS: the memory may hold anything afterwards. An
+ * operation may write memory that it reads. */
 enum { READS = 1, WRITES = 2, SPOILS = 4 };
 typedef struct {
     const char *at;
@@ -18,14 +18,14 @@ typedef struct {
     unsigned how;
 } Access;
 
-/* Two values of `how` that describe no memory. MULTIPLIES + bits: `bytes` is the FLOPs of products
- * whose operands have `bits`. OVER_RANKS + neighbour: the operation communicates in a group of
- * ranks. */
+/* Two values of `how` that do not describe memory. MULTIPLIES + bits: `bytes` is the number of
+ * FLOPs of matrix products whose operands have `bits`. OVER_RANKS + neighbour: the operation
+ * communicates in a group of ranks. */
 enum { OVER_RANKS = 1 << 8, MULTIPLIES = 1 << 9 };
 
-/* flops: of its matrix products, whose operands have `bits`; 0: it has none. ranks: the group that
- * takes part; 0: no other rank. neighbour: which of two stages (collectives.h) sends or
- * receives. */
+/* flops: of the operation's matrix products, whose operands have `bits`; 0: none. ranks: the group
+ * that communicates; 0: none. neighbour: the stage that a message goes to or comes from
+ * (collectives.h). */
 typedef struct {
     const char *name;
     const Access *access;
@@ -36,8 +36,8 @@ typedef struct {
     int neighbour;
 } Operation;
 
-/* Queues and marks of a watch under which no operation runs. `part`: work named so, of a unit,
- * begins; NULL: it ends. */
+/* Queues and marks of a watch that skips all operations: they replace the device's. part: work of a
+ * unit begins, such as "forward" of unit 3; name NULL: it ends. */
 typedef struct {
     void (*queue)(void *watcher, Queue q);
     DeviceMark *(*mark)(void *watcher, DeviceMark *reuse);
@@ -55,16 +55,16 @@ typedef struct {
     const WatchedQueues *queues;
 } Watch;
 
-/* Sets the watch that is asked about all operations; NULL: none. *w must outlive its use. Returns
- * the watch before. One thread at a time. */
+/* Sets the watch of all operations; NULL: none. *w must stay valid as long as it is set. Returns
+ * the previous watch. One thread at a time. */
 const Watch *operations_watch(const Watch *w);
 
-/* A part of the work of a unit begins, or ends, for a watch with queues. */
+/* Tell a watch with queues that some work of a unit begins, such as "forward", or ends. */
 void operations_part_begin(const char *name, int unit);
 void operations_part_end(void);
 
-/* For the functions of operations, if there is a watch. begin: o gets the accesses in `all` that
- * exist, products and ranks; returns false: skip the operation. */
+/* Called by each operation if there is a watch. begin: fills o with those accesses of `all` that
+ * exist, FLOPs and ranks, and calls the watch; false: the operation must be skipped. */
 bool operations_watched(void);
 bool operation_begin(Operation *o, Access *all, int count);
 void operation_end(const Operation *o);

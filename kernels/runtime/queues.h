@@ -1,5 +1,5 @@
-/* Queues and marks of a back end: what the functions of device.h without backend_ call, unless a
- * watch (operations.h) has queues. */
+/* Queues and marks as a back end implements them. device_queue and its like (device.h) call these
+ * functions, unless a watch with queues of its own is set (operations.h). */
 #pragma once
 #include "kernels/runtime/device.h"
 

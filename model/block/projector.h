@@ -6,13 +6,13 @@
  *     backward   dy[i] = dres[at[i]], dres[at[i]] = 0, then the gradients of W2, b2, h, W1, b1; x has none
  *
  * The unit computes in the stream's format in every recipe, as COAT does. The embedding's row of
- * the token gets no gradient from these places. x has R rows: those of the images of a micro-batch,
- * padded to a multiple of 256, but at most N, by rows with at = -1, which are 0 and whose gradients
- * are 0. So a micro-batch without images is no special case. */
+ * the token gets no gradient from these places. x has R rows: those of the images of a
+ * micro-batch, padded to a multiple of 256, but at most N, by rows with at = -1, which are 0 and
+ * whose gradients are 0. So a micro-batch without images is no special case. */
 #pragma once
 #include "model/shape/buffers.h"
 
-/* Places what unit u shares with other units; forward and backward of the unit. */
+/* projector_plan: places the buffers that unit u shares with other units. */
 void projector_plan(Model *m, int u);
 void projector_forward(Model *m, const UnitTensors *w, int u);
 void projector_backward(Model *m, const UnitTensors *w, UnitTensors *dw);
@@ -22,7 +22,7 @@ void projector_backward(Model *m, const UnitTensors *w, UnitTensors *dw);
 void projector_plan_rows(Arena *arena, Model *m);
 void projector_free(Model *m);
 
-/* Puts the rows of a micro-batch into device memory: `rows` has (B, T) entries of whole sequences,
- * NULL where a token is no place of an image, else cols values of images.dtype. Waits for the
- * device. */
+/* Copies the features of a micro-batch to the device. rows (B, T), for whole sequences: a pointer
+ * to the features of each token, in images.dtype; NULL if the token is not of an image. Waits for
+ * the device. */
 void projector_put(Model *m, const void *const *rows);

@@ -5,8 +5,8 @@
 /* Whether a block computes its MLP in tiles; if not, all of it is one. */
 bool tile_is_part(const Stream *stream, const Acts *a);
 
-/* A block with a tile's rows of what all tokens have, and the first rows of buffers that tiles
- * share:
+/* A block restricted to a tile. Of tensors of all tokens it has the tile's rows; of buffers that
+ * tiles share it has the first rows:
  *
  *     for (Tile t = { 0 }; tile_next(&t, &block);)
  *         ... t.block ... */
@@ -14,6 +14,6 @@ typedef struct {
     Block block;
     Acts a, next;
     BackwardScratch work;
-    int end; /* of the rows done */
+    int end; /* rows before this one are done */
 } Tile;
 bool tile_next(Tile *t, const Block *b);

@@ -1,4 +1,5 @@
-/* Reads the weights of an export unit by unit, each while the one before is in use. */
+/* Reads the weights of an export unit by unit. A thread reads the next unit while the current one
+ * is in use. */
 #pragma once
 #include <pthread.h>
 

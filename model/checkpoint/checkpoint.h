@@ -17,18 +17,18 @@
  *   stepN/adapter_config.json, adapter_model.safetensors
  *        /tokenizer.json, config.yaml, optimizer-0000i.states, trainer.json as above
  *
- * The layout of the files depends only on the architecture, not on the number of ranks: every rank
- * writes the bytes of its own shards at their offsets, so any number of ranks can read them back.
- * Written as stepN.tmp, fsynced, renamed; then the link `latest`, or a file in its place
- * (pointer.h), moves. stepN-aborted is the state of a run that could not continue: the same files,
- * which are only loaded if they are named. */
+ * The layout of the files depends only on the architecture, not on the number of ranks: every
+ * rank writes the bytes of its own shards at their offsets, so any number of ranks can read them
+ * back. Written as stepN.tmp, fsynced, renamed; then the link `latest`, or a file in its place
+ * (pointer.h), moves. stepN-aborted is the state of a run that could not continue: the same
+ * files, which are only loaded if they are named. */
 #pragma once
 #include "data/loader.h"
 #include "model/store/fsdp.h"
 #include "model/update/spikes.h"
 
-/* A source of data.mix, as in `mix` of trainer.json. Its position is that of the same index in
- * LoaderState. */
+/* A source of data.mix, as stored in `mix` of trainer.json. LoaderState has its position under the
+ * same index. */
 typedef struct {
     char name[MIX_NAME];
     uint64_t weight; /* of the mixture, in 1e-9; 0: an earlier mixture had the source */

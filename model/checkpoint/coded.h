@@ -40,8 +40,9 @@ bool coded_knows(ExportType dtype);
 /* Dies on options that cannot be combined, and lists those that can. */
 Coded coded_find(const ExportOptions *o);
 
-/* refuses: whether a matrix of that shape cannot be stored this way. instead, for the error
- * message: options that can store every matrix whose number of columns is a multiple of cols. */
+/* coded_refuses: whether a matrix of that shape cannot be stored this way. coded_instead: for the
+ * error message, options that can store each matrix whose number of columns is a multiple of
+ * `cols`. */
 bool coded_refuses(Coded c, size_t rows, size_t cols);
 const char *coded_instead(Coded c, size_t cols);
 

@@ -29,8 +29,8 @@ typedef struct {
  * its own. */
 bool coded_source_shape(CodedShape *to, SafeFile *const *file, int count, const char *name);
 
-/* Dies if a tensor that belongs to no matrix [coded_source_matrix] would with another one, and
- * names that. */
+/* Dies if a tensor would belong to a matrix (coded_source_matrix) only together with another
+ * tensor, which is missing. Names the missing tensor. */
 void coded_source_refuse_single(SafeFile *const *file, int count, Found single);
 
 /* Elements first .. first + n - 1 of that matrix (rows, cols). Dies on wrong shapes, types and

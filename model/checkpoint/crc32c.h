@@ -11,6 +11,6 @@ uint32_t crc32c(uint32_t crc, const void *data, size_t bytes);
 /* The same without that instruction. */
 uint32_t crc32c_by_table(uint32_t crc, const void *data, size_t bytes);
 
-/* Combines checksums of parts: that of A followed by B is crc32c_shift(crc of A, bytes of B) ^ crc
+/* To combine checksums: the checksum of A followed by B is crc32c_shift(crc of A, bytes of B) ^ crc
  * of B. */
 uint32_t crc32c_shift(uint32_t crc, uint64_t bytes);

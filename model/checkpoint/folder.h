@@ -22,7 +22,8 @@ void folder_try(const char *save_folder);
 /* removes the remains of an interrupted save */
 void folder_clean(const char *save_folder);
 
-/* choose: the same; returns the path of a new step<N>.tmp. prepare: creates it. */
+/* folder_choose: as folder_clean; returns the path of a new step<N>.tmp. folder_prepare: creates
+ * it. */
 char *folder_choose(const char *save_folder, long step);
 void folder_prepare(const char *temporary);
 
@@ -35,7 +36,7 @@ void folder_publish(const char *save_folder, long step);
  * Returns its path. Durable. */
 char *folder_set_aside(const char *save_folder, long step);
 
-/* The same to step<N>-average, in place of an earlier one of ours, which has an average.json. */
+/* Renames it to step<N>-average, and replaces an earlier one of ours, which has an average.json. */
 char *folder_put_average(const char *save_folder, long step);
 
 /* target: "step<N>", or the absolute path of a checkpoint elsewhere. Durable too. */

@@ -19,11 +19,11 @@ typedef struct {
     int unit, param; /* index into UnitLayout.param */
     Region region;
     const char *dtype; /* safetensors' name */
-    /* weights of the unit per element: 1, or the size of a group for its scales */
+    /* how many weights an element stands for: 1; PIECE_SCALE: the size of a group */
     size_t per;
-    size_t bytes;              /* of an element; for scales all of a group */
+    size_t bytes;              /* of an element; PIECE_SCALE: of all scales of a group */
     size_t first, count, held; /* elements */
-    const Param *cut;          /* whose part that is; NULL: all of it */
+    const Param *cut; /* the parameter of which this is a tensor rank's part; NULL: whole */
     /* with cut: where the tensor begins in the part, and in the whole parameter */
     size_t in_param, in_whole;
     /* another tensor rank has the same, writes it and adds it to checksums */
@@ -46,13 +46,13 @@ typedef struct {
 } Layout;
 
 /* Depends only on the architecture, the recipe and the optimizer: the same on every rank, for any
- * number of ranks. `folder`: that of the files; NULL: only the pieces. A file has whole units, up
+ * number of ranks. `folder`: where the files are; NULL: only the pieces. A file has whole units, up
  * to `file_limit` bytes; adapters are one file. Weights of region QUANTIZED have pieces, but cannot
  * be saved. */
 Layout layout_make(const char *folder, LayoutKind kind, const ParamStore *store, size_t file_limit);
 void layout_free(Layout *l);
 
-/* A part that this rank writes (layout_ranges.h): elements [first, end) of a region of a unit. */
+/* Elements [first, end) of a region of a unit, which this rank writes (layout_ranges.h). */
 typedef struct {
     size_t first, end;
 } Range;
@@ -79,12 +79,12 @@ void layout_sum(Layout *l);
  * converted, or a wrong checksum. */
 void layout_read(Layout *l, ParamStore *store, SafeFile *const *files, int count);
 
-/* The piece's tensor in the files, for other readers; dies as layout_read. */
+/* Finds the tensor of a piece in the files. Dies as layout_read does. */
 Found layout_need(const Piece *p, SafeFile *const *files, int count);
 
-/* A weight being read. find: the same as need; for codes and scales the tensor is NULL, and the
- * file that of the codes. fetch: reads elements [at, at + n) as type `dtype`; `to` has space for n
- * floats. */
+/* Reads a weight in parts. layout_find: as layout_need; but for a weight stored as codes and
+ * scales, the tensor is NULL and the file is that of the codes. layout_fetch: reads elements [at,
+ * at + n) as type `dtype`; `to` has space for n floats. */
 typedef struct {
     const Piece *piece;
     SafeFile *const *files;

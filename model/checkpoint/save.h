@@ -24,7 +24,7 @@ char *checkpoint_set_aside(const Config *c, const ParamStore *store, const Train
                            size_t file_limit);
 
 /* Saves only the weights, as step<N>-average: a folder for other programs, with average.json, which
- * describes the average. Replaces one of an earlier process. Dies as the others do; there must be
- * no save in progress. */
+ * describes the average. Replaces one of an earlier process. Dies as the others do. No save
+ * may be in progress. */
 void checkpoint_write_average(const Config *c, const ParamStore *store, const TrainState *s,
                               size_t file_limit);

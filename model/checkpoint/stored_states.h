@@ -5,10 +5,10 @@
 #include "model/checkpoint/layout.h"
 
 typedef struct {
-    /* the run's, with the formats of the files where they are converted */
+    /* the run's optimizer; states that are converted have the formats of the files */
     Optimizer optimizer;
     Layout layout; /* of that optimizer */
-    /* there are such: the formats of a state differ, and at least one has 8-bit codes */
+    /* some state must be converted: its formats differ, and at least one has 8-bit codes */
     bool converts;
 } StoredStates;
 

@@ -2,7 +2,7 @@
 #pragma once
 #include "model/config/reader.h"
 
-/* its value is; false if that follows from others */
+/* Whether the key has its default value. False if another key sets it. */
 bool changes_is_default(const Reader *r, const ConfigKey *k);
-/* Config.changes; the caller owns it. Call before resolved_write */
+/* Makes the text Config.changes, which the caller owns. Call before resolved_write. */
 char *changes_text(const Reader *r, bool from_hf);

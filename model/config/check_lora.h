@@ -2,7 +2,7 @@
 #pragma once
 #include "model/config/reader.h"
 
-/* If Config.load_folder holds adapters, fills lora.base_path and dies if that is no model. */
+/* If Config.load_folder has adapters, sets lora.base_path. Dies if that is not a model. */
 void check_lora_find_base(Reader *r);
 void check_lora_choose_rate(Reader *r); /* of a run without a file */
 /* Fills ModelConfig.lora; model and recipe must be checked already. */

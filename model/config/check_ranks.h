@@ -2,7 +2,7 @@
 #pragma once
 #include "model/config/reader.h"
 
-/* ranks with different sequences, or groups that share some */
+/* Number of ranks that read different sequences; ranks that share sequences count as one. */
 int check_ranks_groups(const Reader *r);
 const char *check_ranks_group_name(const Reader *r); /* "rank", "tensor group", ... */
 void check_ranks(Reader *r);

@@ -1,4 +1,4 @@
-/* evaluators: a list, from which come the sets of Config.eval. */
+/* Reads the list `evaluators` into Config.eval. */
 #pragma once
 #include "model/config/reader.h"
 

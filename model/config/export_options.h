@@ -21,23 +21,24 @@ typedef struct {
     /* a checkpoint, the save folder of a run (its latest one), or a folder of save_pretrained */
     char *source;
     char *average;   /* instead of source: the argument of --average */
-    char **sources;  /* those of the average */
+    char **sources;  /* the folders that are averaged */
     double *weights; /* of the sources; their sum is 1 */
     int num_sources; /* 0: no average, but `source` */
     char *target;    /* the folder to write, without a slash at its end */
     /* folder of the adapters' base model; NULL: the folder that they name */
     char *base_path;
     ExportType dtype;
-    int layout; /* ExportLayout or NOT_GIVEN, as the next two */
-    /* elements that share a scale: block x block of a matrix; group of a row */
+    int layout; /* ExportLayout or NOT_GIVEN */
+    /* elements that share a scale: block x block of a matrix; group of a row. Or NOT_GIVEN */
     int block, group;
     ExportScales scales;
     char **calibration;  /* files of tokens, or patterns, to calibrate int4 with */
     int num_calibration; /* 0: no calibration */
-    int token_bytes;     /* of those files; NOT_GIVEN: as in the exported run */
-    /* of calibration, and tokens of each; length 0: the model's, up to 2048 */
+    int token_bytes;     /* bytes of a token in these files; NOT_GIVEN: as in the exported run */
+    /* number of sequences for calibration; tokens of each, 0: the model's length, up to 2048 */
     int sequences, length;
-    double damping; /* of GPTQ, as the next: kernels/gptq.h */
+    /* of GPTQ: kernels/gptq.h */
+    double damping;
     bool ordered;
 } ExportOptions;
 

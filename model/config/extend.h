@@ -1,10 +1,11 @@
-/* `extend`: a run continues from its stable part. */
+/* The setting `extend`: continues a run of the WSD schedule from its last checkpoint before the
+ * decay. */
 #pragma once
 #include "model/config/reader.h"
 
-/* Replaces load_path by the checkpoint. */
+/* Sets load_path to that checkpoint. */
 void extend_find(Reader *r);
-/* Dies if it is in the decay of the schedule. */
+/* Dies if the loaded checkpoint is in the decay of the schedule. */
 void extend_check(const Reader *r);
 
 /* c with the schedule of the run that saved this checkpoint, and with the length and batches that

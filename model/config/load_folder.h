@@ -5,12 +5,13 @@
 /* Settings of a run without a file, but with load_path: full fine-tuning of that model. The caller
  * owns it. */
 YamlNode *load_folder_without_file(void);
-/* of such a run; `first`: its first argument */
+/* Checks the command line of a run without a file. first: its first argument. */
 void load_folder_check_command_line(const Reader *r, const char *first);
 /* generate and eval_only need a load_path */
 void load_folder_check_given(const Reader *r, const char *where);
-void load_folder_check_path(const Reader *r); /* that it is no URL and not empty */
-/* settings that follow from the model of Config.load_folder */
+/* Dies if load_path is a URL or empty. */
+void load_folder_check_path(const Reader *r);
+/* Sets the settings that follow from the model in Config.load_folder. */
 void load_folder_complete(Reader *r);
 
 /* config.yaml of the run that saved this checkpoint; NULL: no checkpoint. The caller owns it */

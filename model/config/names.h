@@ -2,14 +2,14 @@
 #pragma once
 #include "model/keys/yaml.h"
 
-/* the table's name of this key or section; `name` itself if it is none's other name */
+/* The current name of a key or section; `name` itself if it is not another name of one. */
 const char *names_current(const char *name);
 /* the first other name of the table's key, or NULL */
 const char *names_other(const char *name);
-/* Warns at each name of earlier versions in the tree, which keeps it, unless the file is that of a
- * run, and dies if a key has two. */
+/* Warns about each name of an earlier version, unless the file is the config.yaml of a run. Dies if
+ * a key has two names. The tree does not change. */
 void names_check(const YamlNode *root);
 /* Gives all keys the table's names. */
 void names_rename(YamlNode *root);
-/* what replaces a key that was removed, or one of a section that was; NULL: `name` was no key */
+/* What replaces a removed key, or a key of a removed section; NULL: there was no such key. */
 const char *names_replacement(const char *name);

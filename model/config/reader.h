@@ -19,8 +19,8 @@ bool reader_given(const Reader *r, const char *name); /* present and not null */
 /* its file:line, or the file */
 const char *reader_where(const Reader *r, const char *name);
 void reader_note(Reader *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* Whether a key names data that a dry run, eval_only or generate does not read. A dry run reads the
- * configuration of evaluators, eval_only only their data, generate none. */
+/* Whether a key names data that this run does not read. A dry run reads the configuration of
+ * evaluators, but no data; eval_only reads only the data of evaluators; generate reads none. */
 bool reader_is_unread(const Config *c, const char *name);
 
 /* Dies if a text of key `name`, at or below n, cannot be written unchanged to config.yaml and

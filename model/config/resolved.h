@@ -9,5 +9,5 @@ void resolved_write(Settings *s); /* fills Config.text */
 Settings resolved_followed(const Settings *s);
 /* name: value of each column of the run; the caller owns it */
 json_t *resolved_columns(const Config *c);
-/* that of the key, or NULL; borrowed */
+/* The value of that key's column, or NULL; borrowed. */
 const char *resolved_column_in(const json_t *columns, const ConfigKey *k);

@@ -13,9 +13,9 @@ typedef struct {
 } CodedView;
 
 bool coded_looks_first(Coded c);
-/* q, k and v have one scale, gate and up have one */
+/* Whether q, k and v share a scale, and gate and up share one. */
 bool coded_shares(Coded c);
-/* the next n elements: whole units, or the last */
+/* Adds the next n elements to the statistics: whole units, or the last elements. */
 void coded_look(CodedView *v, Coded c, const float *w, size_t n);
 
 /* out[i]: the bytes of tensor i for the next n elements w: whole units, or the last. May change w.

@@ -24,8 +24,8 @@
  * the disk fails. Then <target>.tmp stays, and the next export replaces it. */
 void export_to(const ExportOptions *o, size_t file_limit);
 
-/* Its three parts. open opens and checks the source, begin creates the files; neither reads
- * weights. Before complete, export_write_int4 may write codes of some matrices. */
+/* export_to in three parts. open opens and checks the source, begin creates the files; neither
+ * reads weights. Before complete, export_write_int4 may write codes of some matrices. */
 Export export_open(const ExportOptions *o);
 void export_begin(Export *x, size_t file_limit);
 void export_complete(Export *x);

@@ -20,7 +20,7 @@ typedef struct Entry {
 
 typedef struct Export {
     double start;
-    const char *option;       /* that asks for it, for messages */
+    const char *option;       /* the option of the command line, for messages */
     char *folder;             /* the source: a model or adapters */
     char *base;               /* folder of the model: `folder`, or that of the adapters' base */
     char *target, *temporary; /* the new folder, and its name until it is complete */
@@ -58,5 +58,5 @@ void export_read(const Export *x, const char *name, float *values);
  * scales (rows, cols / group), which have BF16 values. */
 void export_write_int4(Export *x, const char *name, const int8_t *codes, const float *scale);
 
-/* Writes all remaining tensors; on disk when it returns. */
+/* Writes all remaining tensors. They are on disk when it returns. */
 void export_write(Export *x);

@@ -1,5 +1,5 @@
-/* config.json of a LlavaForConditionalGeneration: that of its text model one level down, in
- * text_config, and what the projector and the images need next to it. */
+/* config.json of a LlavaForConditionalGeneration. text_config has the configuration of the text
+ * model; the settings of projector and images are next to it. */
 #pragma once
 #include <jansson.h>
 
@@ -14,6 +14,6 @@
  * supported; `path`: of the file. */
 json_t *llava_text(ModelConfig *m, const json_t *config, const char *path);
 
-/* The content of config.json around that of the text model, which it takes. Keys that only the
- * loaded file has, as vision_config, are not in it (checkpoint/tokenizer_files.h). */
+/* The content of config.json. text: the text model's configuration, which it takes. Keys that only
+ * the loaded file has, such as vision_config, are missing (checkpoint/tokenizer_files.h). */
 json_t *llava_config(const ModelConfig *c, json_t *text);

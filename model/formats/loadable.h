@@ -1,9 +1,9 @@
 /* Whether the folder of a model can be read. */
 #pragma once
 
-/* Dies if load_path is no folder that can be read. The message says what it is (a name on the hub,
- * another format) and gives the command that converts it. `where`: where load_path was given; NULL:
- * unknown. */
+/* Dies unless load_path is a folder that can be read. The message says what it is (a name on the
+ * hub, another format) and gives the command that converts it. `where`: where load_path was given;
+ * NULL: unknown. */
 void loadable_check(const char *where, const char *load_path);
 
 /* The same for lora.base_path, which must be a whole model. */

@@ -12,5 +12,5 @@ char *pointer_target(const char *path);
 /* The same for a file (not a link) named `latest` that points to a folder; NULL for all else. */
 char *pointer_follow(const char *path);
 
-/* Replaces the path of such a file by its target's; others, and NULL, stay. */
+/* If *path is such a file, replaces it by the path of the target. */
 void pointer_replace(char **path);

@@ -20,14 +20,13 @@
 static const struct {
     const char *method, *key, *values;
 } readable[] = {
-    /* fp4 is refused because of its tensors */
-    /* mixed: the groups' formats */
-    { "bitsandbytes", "bnb_4bit_quant_type", "null|nf4|fp4" },
+    { "bitsandbytes", "bnb_4bit_quant_type", "null|nf4|fp4" }, /* its tensors are refused later */
     { "fp8", "fmt", "null|e4m3|float8_e4m3fn" },
     { "fp8", "weight_block_size", "null|[128,128]" },
     { "gptq", "bits", "4" },
     { "gptq", "sym", "true" },
     { "gptq", "checkpoint_format", "null|gptq" },
+    /* mixed: each group has a format of its own */
     { "compressed-tensors", "format", FORMATS "|mixed-precision" },
     { "compressed-tensors", "config_groups.*.format", "null|" FORMATS },
     { "compressed-tensors", WEIGHTS "num_bits", "4|8" },

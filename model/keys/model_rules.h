@@ -1,4 +1,4 @@
-/* What the keys model.* and a config.json have in common beyond single values. `where`: in
+/* Rules of several values that hold for the keys model.* and for a config.json. `where`: in
  * messages. */
 #pragma once
 #include "model/shape/config.h"

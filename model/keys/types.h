@@ -1,6 +1,6 @@
 /* Types of the configuration's keys, which are data: one row per key. Parsing, range checks,
- * --help, the table in configs/README.md and the resolved configuration all come from these rows, so
- * they cannot disagree. */
+ * --help, the table in configs/README.md and the resolved configuration all come from these rows,
+ * so they cannot disagree. */
 #pragma once
 #include "model/shape/config.h"
 
@@ -10,7 +10,7 @@ typedef struct {
     int value;
 } Word;
 
-/* The type of a value: that of the C object in which it is stored. */
+/* The type of a value, and of the C object that stores it. */
 typedef enum {
     INT,
     LONG,
@@ -31,7 +31,8 @@ typedef enum {
     SECTIONS,    /* a list of sections, whose keys are the rows name[].key (data_mix.c) */
     FIXED,       /* nothing: only the `choices` are accepted, `help` says why */
     TYPE_MASK = 31,
-    SPENT = 32, /* flag: not in the written configuration, which has the keys that it sets */
+    /* flag: not in the written configuration, because it only sets other keys, which are there */
+    SPENT = 32,
     /* flag: null means that another key decides, as the recipe does for its columns */
     FOLLOWS = 64
 } Type;
@@ -57,7 +58,7 @@ typedef struct {
     int num_paths;
 } NamedPaths;
 
-/* Values of the table's words that are no enum of Config. Fields that are null unless given are
+/* Values of words in the table that have no enum in Config. A field that may be NOT_GIVEN is an
  * int. */
 enum { NOT_GIVEN = -1 };
 typedef enum { NORM_RMS, NORM_DEFAULT, NORM_LOW_PRECISION, NORM_AMD_COMPATIBLE } LayerNormType;
@@ -98,7 +99,7 @@ typedef struct {
     char **batch_warmup;
     int num_batch_warmup;
     char *extend;                        /* a folder; NULL: none */
-    long extended_step, extended_tokens; /* of its checkpoint, Config.load_path */
+    long extended_step, extended_tokens; /* step and tokens of the checkpoint to extend */
     bool softmax_auxiliary_loss;
     double auxiliary_loss_multiplier;
     NamedPaths *datasets;

@@ -9,7 +9,7 @@ struct YamlNode {
     YamlKind kind;
     char *key;  /* name in the enclosing map; NULL in lists and at the root */
     char *text; /* of a scalar; NULL: null */
-    /* file of the value; if line is 0 the command-line argument itself */
+    /* the file that has the value; with line 0, the command-line argument itself */
     char *file;
     int line;
     YamlNode **child; /* of a list or map, in order; owned */

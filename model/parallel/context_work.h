@@ -20,8 +20,8 @@ typedef struct {
     double pairs, *exchanged, token_pairs;
 } ContextWork;
 
-/* context_pairs: the pairs in a document with this number of tokens, the mean over the blocks.
- * context_token_pairs: ContextWork's. */
+/* context_pairs: the number of pairs in a document with this number of tokens; the mean over
+ * blocks, which may have windows. context_token_pairs: the value of ContextWork.token_pairs. */
 double context_pairs(const ModelConfig *c, int tokens);
 double context_token_pairs(const ModelConfig *c, int ranks);
 

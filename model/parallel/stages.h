@@ -4,8 +4,8 @@
  *     forward    receive -> unit_acts[first].attn_res ... unit_acts[end].attn_res -copy-> outgoing[NEXT_STAGE] -send->
  *     backward   receive -> work.dres               ... work.dres               -copy-> outgoing[PREVIOUS_STAGE] -send->
  *
- * Messages are received on the compute queue and sent on a queue of their own, which waits for the
- * neighbour. */
+ * Messages are received on the compute queue and sent on a queue of their own, which waits for
+ * the neighbour. */
 #pragma once
 #include "model/shape/buffers.h"
 #include "model/store/fsdp.h"
@@ -14,23 +14,23 @@
  * those of its stage. */
 void stages_enter(const ParamStore *store);
 
-/* The first rank of those that have the head, of the last stage. */
+/* The first rank of the last stage, which has the head. */
 int stages_head_rank(const ParamStore *store);
 
 /* The units of a chunk of this stage read and write the activations of set `set`. */
 void stages_use_set(Model *m, int set);
 
-/* The same for micro-batch r.micro of a step. Before its forward pass its set gets a copy of the
- * amaxes of micro-batch r.micro - 1, whose own set keeps them for its backward pass. */
+/* stages_use_set for micro-batch r.micro of a step. Before the forward pass, its set gets a copy of
+ * the scale_amax values of micro-batch r.micro - 1, which keeps its own for its backward pass. */
 void stages_use(Model *m, const ParamStore *store, UnitRange units, PipelineRow r);
 
 /* The stream that the chunk reads; the gradient of the stream that it wrote. */
 void stages_receive_stream(Model *m, const ParamStore *store, UnitRange units);
 void stages_receive_gradient(Model *m, const ParamStore *store, UnitRange units);
 
-/* After the backward passes of a step: if the head is the embedding, the gradients on the first
- * stage, which the embedding makes, and on the last, which the head makes, become their sum, the
- * same bits on both. Uses store->staging, of stages_tied_bytes. */
+/* With tied embeddings, call after the backward passes of a step. The first stage has the gradient
+ * of the embedding, the last stage that of the head. Both get the sum, with the same bits. Uses
+ * store->staging, of stages_tied_bytes. */
 void stages_sum_tied(ParamStore *store);
 size_t stages_tied_bytes(const ParamStore *store);
 

@@ -4,17 +4,17 @@
 #include "model/shape/buffers.h"
 #include "model/store/store_types.h"
 
-/* What a kind of unit (units.h) asks for its buffers: (N, cols) that the unit has for itself; and
- * what the built-in kinds plan. */
+/* plan_own: a buffer (N, cols) that belongs to one unit. The `plan` of a unit kind (units.h) calls
+ * it. */
 typedef struct Planner Planner;
 Tensor plan_own(Planner *p, Format f, int cols);
 
-/* Memory that units share: at least this many bytes of it, or (rows, cols). */
+/* The memory of buffer b, which units share: at least `bytes`, or a tensor (rows, cols). */
 void *plan_shared(Model *m, Buffer b, size_t bytes);
 Tensor plan_shared_rows(Model *m, Buffer b, Format f, int rows, int cols);
 
 void plan_block(Planner *p, Model *m, int unit);
 void plan_head_input(Planner *p, Model *m, int unit);
 
-/* All buffers of units and what they share; amaxes: of the scales of FP8 operands. */
+/* Plans the buffers of all units. amaxes: measures or places scale_amax of FP8 operands. */
 void plan_units(Arena *arena, Arena *amaxes, Model *m, const ParamStore *store);

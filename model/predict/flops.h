@@ -1,4 +1,4 @@
-/* The cost of a token, and the peak speed of a device. `shape`: that of all units, which says what
+/* FLOPs of a token, and the peak speed of a device. shape: the layouts of all units, which say what
  * is trained. */
 #pragma once
 #include "model/shape/params.h"

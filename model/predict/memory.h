@@ -14,7 +14,7 @@ Mesh memory_mesh(const Config *c);
  * of other programs. All ranks call. A dry run uses the ranks and the memory that it was given. */
 void memory_plan(Model *m, ParamStore *store, const Config *c);
 
-/* The same for a rank of that stage. */
+/* memory_plan for a rank of that pipeline stage. */
 void memory_plan_stage(Model *m, ParamStore *store, const Config *c, int stage);
 
 /* Bytes of the device that may be planned, and the part that a GPU uses beyond the plan. */

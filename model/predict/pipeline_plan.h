@@ -1,4 +1,4 @@
-/* What a run or a dry run prints of its pipeline stages. */
+/* Prints the pipeline stages of a run or a dry run. */
 #pragma once
 #include "model/store/param_store.h"
 

@@ -1,4 +1,4 @@
-/* What a dry run says about time: of a step, by the rates of an H100. */
+/* Predicts the time of a step for a dry run, with the rates of an H100. */
 #pragma once
 #include "model/predict/timeline.h"
 
@@ -13,7 +13,7 @@ StepTime plan_time(const Config *c);
 /* Tokens per second of each rank. */
 double plan_time_speed(const Config *c, const StepTime *t);
 
-/* Prints it on rank 0: of which unit, on which queue, and what to change. All ranks call. */
+/* Prints the time on rank 0, by unit and by queue, and what to change. All ranks call. */
 void plan_time_print(const Config *c);
 
 /* What limits the step, and what would change that: a sentence, malloc'ed. */

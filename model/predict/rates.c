@@ -11,26 +11,23 @@
 typedef enum {
     RATE_FP8,
     RATE_BF16,
-    RATE_F32, /* products of GEMMs */
+    RATE_F32, /* GEMMs, by operand format */
     RATE_ATTENTION,
     RATE_ATTENTION_BACKWARD,
-    RATE_MEMORY,
-    RATE_ADAPTER, /* bytes of all operations; of those of adapters */
+    RATE_MEMORY,  /* bytes of all operations but those of adapters */
+    RATE_ADAPTER, /* bytes of operations of adapters */
     /* share of a GEMM's bytes that takes time next to its products */
     RATE_EXPOSED,
-    RATE_START, /* of an operation */
-    /* copies from or to the host; those of an update, both ways at once, each way */
-    /* share of a copy's time that computation next to it loses */
-    /* rings of gathers and of sums in a host; messages between two GPUs */
-    RATE_HOST,
-    RATE_UPDATE,
-    RATE_HOST_TAKES,
-    RATE_GATHER,
-    RATE_SUM,
-    RATE_PEER,
-    RATE_SUM_TAKES, /* as RATE_HOST_TAKES */
-    RATE_NEAR,
-    RATE_FAR, /* a step of a ring in a host; between hosts */
+    RATE_START,      /* of an operation */
+    RATE_HOST,       /* copies from or to the host */
+    RATE_UPDATE,     /* copies of an update, both ways at once, each way */
+    RATE_HOST_TAKES, /* share of a copy's time that computation next to it loses */
+    RATE_GATHER,     /* rings of all-gathers in a host */
+    RATE_SUM,        /* rings of sums in a host */
+    RATE_PEER,       /* messages between two GPUs */
+    RATE_SUM_TAKES,  /* as RATE_HOST_TAKES */
+    RATE_NEAR,       /* a step of a ring in a host */
+    RATE_FAR,        /* a step of a ring between hosts */
     NUM_RATES
 } Rate;
 
@@ -49,15 +46,15 @@ static const double rates[NUM_RATES] = {
     [RATE_START] = 2.5e-6, /* idle time between kernels, CUPTI */
     [RATE_HOST] = 54.4e9,  /* pinned, PCIe 5 */
     /* chosen with moments of 7B on the host: 13.9 GB each way in 0.42 s */
-    /* a loop of GEMMs next to copies loses 13 % to those of both ways */
     [RATE_UPDATE] = 33e9,
+    /* a loop of GEMMs next to copies both ways loses 13 % */
     [RATE_HOST_TAKES] = 0.1,
     [RATE_GATHER] = 335e9, /* NCCL's copy engines, four H200s */
     /* NCCL, BF16, 256 and 512 MiB on two H200s; 308 on four */
-    /* NCCL in a window, 192 and 256 MiB between two H200s */
-    /* chosen with sums of every micro-batch on two H100s */
     [RATE_SUM] = 240e9,
+    /* NCCL in a window, 192 and 256 MiB between two H200s */
     [RATE_PEER] = 340e9,
+    /* chosen with sums of every micro-batch on two H100s */
     [RATE_SUM_TAKES] = 1,
     [RATE_NEAR] = 3e-6, /* not measured */
     [RATE_FAR] = 12e-6, /* not measured */

@@ -1,5 +1,5 @@
-/* How long a GPU takes for what a rehearsal has written down: an H100 of 700 W at its power limit,
- * whose rates rates.c lists with their sources. */
+/* Predicts how long the events of a rehearsal take on an H100 of 700 W at its power limit. rates.c
+ * lists the rates with their sources. */
 #pragma once
 #include "model/predict/rehearsal.h"
 
@@ -11,8 +11,8 @@ typedef struct {
     double network;
 } Topology;
 
-/* Seconds of an event's work; and those that it takes from computation which runs at the same
- * time. */
+/* Seconds that an event's work takes; and seconds by which it slows down computation that runs at
+ * the same time. */
 double rates_seconds(const Event *e, const Topology *p);
 double rates_taken(const Event *e, const Topology *p);
 

@@ -1,6 +1,6 @@
-/* A step without a device: the code of a step is called for one rank of any mesh, and each
- * operation that it would queue is written down. So a plan of time or traffic has what a step does,
- * by no second description of it. */
+/* Rehearses a step without a device: calls the code of a step for one rank of any mesh, and records
+ * each operation that it would queue. So predictions of time and traffic follow the code, and need
+ * no second description of it. */
 #pragma once
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/device.h"
@@ -10,11 +10,11 @@
 /* Work on a queue; a mark; a wait for a mark. They have numbers. */
 typedef enum { EVENT_WORK, EVENT_MARK, EVENT_WAIT } EventKind;
 
-/* What limits work: FLOPs of products and bytes of device memory; bytes over the bus of the host;
- * bytes between ranks. */
+/* What limits the speed of work: FLOPs and device memory; the bus to the host; the links between
+ * ranks. */
 typedef enum { WORK_DEVICE, WORK_HOST, WORK_RANKS } WorkKind;
 
-/* of no unit; the gradient's norm and the optimizer */
+/* Values of Event.unit: work of no unit; the gradient norm and the optimizer. */
 enum { UNIT_NONE = -1, UNIT_UPDATE = -2 };
 
 typedef struct {

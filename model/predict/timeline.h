@@ -1,11 +1,11 @@
-/* How long a step takes: the queues of all stages, each in order, with their waits for each
- * other. */
+/* Predicts the time of a step: simulates the queues of all stages, each in order, and their waits
+ * for each other. */
 #pragma once
 #include "model/predict/rates.h"
 
-/* Whose time it is; and what takes it. context, tensor: all that these ranks exchange, on any
- * queue. `waiting`: of the queue of computation, for weights, sums, copies, other ranks and other
- * stages. */
+/* Owner: the part of the model that uses the time. TimeUse: what the time is used for. CONTEXT,
+ * TENSOR: all exchanges of these ranks, on any queue. WAITING: the compute queue waits for weights,
+ * sums, copies, other ranks or other stages. */
 typedef enum { OWNER_EMBEDDING, OWNER_BLOCKS, OWNER_HEAD, OWNER_UPDATE, NUM_OWNERS } Owner;
 typedef enum {
     USE_COMPUTE,
@@ -19,14 +19,14 @@ typedef enum {
     NUM_USES
 } TimeUse;
 
-/* All of the stage whose queue of computation works longest. */
+/* Times of the stage whose compute queue works longest. */
 typedef struct {
     double seconds; /* of a step */
     double use[NUM_OWNERS][NUM_USES];
-    /* what the queue of computation does, or waits for; they add up to its time */
+    /* seconds by what the compute queue does or waits for; the sum is the time of the queue */
     double exposed[NUM_USES];
-    int stage;           /* that one */
-    double device, host; /* most planned bytes of memory of a rank */
+    int stage;           /* the number of that stage */
+    double device, host; /* planned bytes of memory: the maximum over ranks */
 } StepTime;
 
 /* A step of `stages` rehearsals, of the first rank of each stage in this topology. */

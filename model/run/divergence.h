@@ -16,5 +16,5 @@ void divergence_check(Run *r);
  * error. */
 _Noreturn void divergence_end(Run *r, int steps);
 
-/* The same for a spike that ends the run, with the state before it. */
+/* Ends the run because of a spike, as divergence_end does, but saves the state before the spike. */
 _Noreturn void divergence_end_spike(Run *r, const TrainState *before);

@@ -1,4 +1,4 @@
-/* What all ranks have to have alike before a run begins. All ranks call each of these. */
+/* Inputs that must be the same on all ranks before a run begins. All ranks call each function. */
 #pragma once
 #include "data/prompts.h"
 #include "model/shape/config.h"

@@ -20,8 +20,8 @@ typedef struct {
     SpikeScores scores;
 } StepStats;
 
-/* tokens per second of a rank; the same / the device's peak (0: unknown); bytes in use; time to the
- * end of the run */
+/* speed: tokens per second of a rank; light: as a share of the device's peak (0: unknown); memory:
+ * bytes in use; seconds_left: to the end of the run */
 typedef struct {
     double speed, light, memory, seconds_left;
 } Progress;
@@ -47,7 +47,7 @@ Log *log_open_eval(const Config *c, const char *from);
 void log_step(Log *l, const StepStats *s);
 void log_eval(Log *l, long step, const EvalResult *r);
 void log_downstream(Log *l, long step, const DownstreamResult *r);
-/* whether an earlier process wrote evaluator i's metrics at first_step. Rank 0 only */
+/* Whether an earlier process wrote the metrics of evaluator i at first_step. Only rank 0 knows. */
 bool log_evaluated(const Log *l, int i);
 bool log_sampled(const Log *l); /* the same for samples */
 void log_pause(Log *l);         /* the speed excludes the time from here to log_resume */

@@ -7,7 +7,7 @@
 /* Fills state->mix from the opened data. */
 void mix_describe(TrainState *state, const Config *c, const Loader *l);
 
-/* A source whose files are others than those of the same name in `then`; NULL: there is none. */
+/* The name of a source that had other files in `then`; NULL: there is none. */
 const char *mix_other_files(const TrainState *then, const TrainState *now);
 
 /* now->loader continues the sources of `then`, by name; a source with other files, or a new one,

@@ -11,8 +11,8 @@ void save_folder_make(const char *path);
  * continued, or something that a run might overwrite or delete. All ranks call. */
 bool save_folder_prepare(const Config *c);
 
-/* Whether the folder has the loaded checkpoint, of that step, as step<N>, so that it need not be
- * saved again; step<N>-aborted must. All ranks call. */
+/* Whether the loaded checkpoint is step<N> of the folder, so that it need not be saved again. A
+ * loaded step<N>-aborted must be saved. All ranks call. */
 bool save_folder_has(const Config *c, long step);
 
 /* Called after all checks, so that a run that does not start leaves no files. Tries the operations

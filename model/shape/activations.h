@@ -64,7 +64,8 @@
   X(datt_heads)             /* (c N, H*D/c)     datt */                                                               \
   X(dqkv_heads)             /* (c N, S/c)       dqkv */
 
-/* What only the head, the projector or one operation has: members of Model and ImageBuffers. */
+/* Buffers of the head, the projector or a single operation: members of Model, Stream and
+ * ImageBuffers. */
 #define OTHER_TENSORS(X)                                                                                              \
   X(final_h) X(down_folded) X(logits) X(dlogits) X(head_h) X(head_w)                                                  \
   X(image_res) X(image_h) X(image_act) X(image_y)

@@ -79,7 +79,7 @@ typedef struct {
     int unit, param; /* index into UnitLayout.param */
     size_t first, rows, cols;
     bool adapter; /* in an adapter's file, in PEFT's format */
-    /* next to adapters in their file, under the name of hf_adapter_name; trained as they are */
+    /* trained with adapters and stored in their file, under the name that hf_adapter_name gives */
     bool with_adapter;
     bool vector; /* one-dimensional: (cols), rows = 1 */
     /* one tensor here with the one before in the list: both are trained, or both are frozen */
@@ -92,7 +92,7 @@ typedef struct {
 HfTensor *hf_tensors(const ModelConfig *c, const UnitLayout *shape, int unit, int *count);
 HfTensor *hf_tensors_of(const ModelConfig *c, int *count);
 
-/* What the names of the text model's tensors begin with: "language_model." in a model with images,
+/* The prefix of the names of the text model's tensors: "language_model." in a model with images,
  * else "". */
 const char *hf_prefix(const ModelConfig *c);
 
@@ -101,9 +101,8 @@ const char *hf_prefix(const ModelConfig *c);
  * [transformers 4.52 and later]. */
 void hf_tree_name(char to[HF_NAME], const char *name);
 
-/* The name in an adapter's file [PEFT] of what has `name` in the base's: of the matrix "lora_A" or
- * "lora_B" of its adapter, or, if NULL, of the tensor itself. Both begin with
- * "base_model.model.". */
+/* The name that a PEFT file gives to the adapter of tensor `name`. matrix: "lora_A" or "lora_B";
+ * NULL: the name of the tensor itself. All begin with "base_model.model.". */
 void hf_adapter_name(char to[HF_NAME], const char *name, const char *matrix);
 
 /* The tensor's first element in the current region of its parameter. */

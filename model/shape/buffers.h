@@ -1,17 +1,17 @@
-/* What a model has in device memory besides its parameters: every buffer with its shape.
+/* All device memory of a model except its parameters: every buffer with its shape.
  *
- * Dimensions: B sequences of T tokens, N = B*T, divided by context and tensor ranks; C model width;
- * H query heads, K key/value heads of width D; S = (H+2K)*D width of [q|k|v]; F MLP width; V rows
- * of the embedding; L blocks; W ranks. With t tensor ranks H, K and F are this rank's, and what
- * layers and attention read and write has t N rows (Model.rows) where N is written; the stream,
- * norms' inputs and statistics, branches and dres have N. */
+ * Dimensions: B sequences of T tokens, N = B*T, divided by context and tensor ranks; C model
+ * width; H query heads, K key/value heads of width D; S = (H+2K)*D width of [q|k|v]; F MLP
+ * width; V rows of the embedding; L blocks; W ranks. With t tensor ranks, H, K and F are this
+ * rank's. Then tensors of layers and attention have t N rows (Stream.rows), not N; the stream,
+ * inputs and statistics of norms, outputs of branches, and dres have N. */
 #pragma once
 #include "kernels/collectives.h"
 #include "kernels/runtime/device.h"
 #include "model/shape/overlay.h"
 #include "model/shape/params.h"
 
-/* As many rows or columns of an FP8 operand: GPUs multiply these by sixteens. */
+/* Rounds a number of rows or columns of an FP8 operand up to a multiple of 16, which GPUs need. */
 static inline int fp8_padded(int count)
 {
     enum { MULTIPLE = 16 };
@@ -31,16 +31,17 @@ typedef struct {
     };
     BLOCK_FLOATS(ACT_FLOATS)
     Keep keep; /* which of these forward saves */
-    /* of this block's own memory, one piece; in a slot, and ... */
+    /* memory that belongs to this block alone, one range of bytes. With offload.h: */
     size_t own_bytes;
-    int slot;       /* ... which; ... */
-    bool on_host;   /* ... whether it leaves for the host, ... */
-    size_t host_at; /* ... and where it is there (offload.h) */
+    int slot;       /* the slot in which it is while it is on the device */
+    bool on_host;   /* whether it leaves for the host */
+    size_t host_at; /* its offset in the host's memory */
     /* the model's, with this block's sliding window and rotary table */
     Attention attn;
     /* attn for whole sequences and this rank's heads: attention itself (context.h) */
     Attention heads;
-    /* k, v (P, K*D) of the sequence that decode.h continues; NULL unless the run generates */
+    /* keys and values (P, K*D) of the sequence that decode.h continues; NULL unless the run
+     * generates */
     KvCache cache;
 } Acts;
 
@@ -57,79 +58,83 @@ static inline Tensor acts_xa(const Acts *a, Linear l)
 #define WORK_TENSOR(name) Tensor name;
 typedef struct {
     WORK_TENSORS(WORK_TENSOR)
-    float *dres_amax; /* [1] max|dres|, from which dy gets its scale; or NULL */
+    float *dres_amax; /* [1] max|dres|, which gives dy its scale; NULL: it is not known */
 } BackwardScratch;
 #undef WORK_TENSOR
 
 /* What context ranks exchange in a micro-batch (context.h), in host memory. */
 typedef struct {
-    /* of each rank, some may be empty; ranges that this rank's pieces make, where they touch */
+    /* number of pieces of each rank, some of them empty; number of ranges after pieces of this rank
+     * that touch are joined */
     int pieces, ranges;
-    RowRange *whole; /* [c][pieces] those of rank r: rows of qkv_heads and its like */
+    RowRange *whole; /* [c][pieces] pieces of rank r: rows of qkv_heads and similar tensors */
     RowRange *range; /* [ranges] of this rank's rows outside attention */
     /* [c][pieces] this rank's pieces with the heads of rank r: rows of `exchanged` */
     RowRange *packed;
-    int *own_start; /* (B T/c + 1) where documents begin in this rank's part */
-    /* see Documents: of whole sequences, of this rank's part */
+    int *own_start; /* (B T/c + 1) the first tokens of documents in this rank's part */
+    /* Documents.left_out for whole sequences, and for this rank's part */
     bool *left_out, *own_left_out;
-    /* (B T) documents that lie in one rank's part, from which those left out are chosen */
+    /* (B T) documents that lie entirely on one rank: candidates for skipping the exchange */
     struct OwnDocument *own;
-    double *exchanged; /* [c] each rank's tokens of the other documents */
+    double *exchanged; /* [c] each rank's tokens of all other documents */
 } ContextExchange;
 
-/* What is done on the queue of exchanges between tensor ranks while a block computes
- * (tensor_ranks.h): rows are gathered, rows made again are, sums are there. */
+/* Exchanges of tensor ranks on a queue of their own while a block computes (tensor_ranks.h): rows
+ * are gathered; recomputed rows are gathered; sums are complete. */
 typedef enum { EXCHANGE_ROWS, EXCHANGE_AGAIN, EXCHANGE_SUMS, NUM_EXCHANGES } Exchange;
 typedef struct {
     DeviceMark *ready, *done[NUM_EXCHANGES];
 } Exchanges;
 
-/* Rows that pass through blocks, and how these compute them: of one width and one attention. A
- * model's text is one. */
+/* Rows of one width that pass through blocks, and all that a block needs to compute them:
+ * attention, ranks and scratch memory. The text of a model is a Stream. */
 typedef struct {
-    const ModelConfig *config; /* the model's; with tensor ranks own_config */
-    ModelConfig *own_config;   /* has this rank's heads and MLP width; else NULL */
+    const ModelConfig *config; /* the model's; with tensor ranks, own_config */
+    ModelConfig *own_config;   /* with this rank's heads and MLP width; NULL without tensor ranks */
     Recipe recipe;
-    float lora_scale;     /* of adapters */
-    bool forward_only;    /* nothing is kept for a backward pass, and there is no `work` */
-    bool trains_matrices; /* of blocks: false if only adapters are trained */
+    float lora_scale;     /* factor of the adapters' products */
+    bool forward_only;    /* there is no backward pass: nothing is saved, and `work` is empty */
+    bool trains_matrices; /* some matrix of a block is trained; false if only adapters are */
 
     /* sizes */
-    int L, N; /* blocks; rows of a micro-batch, this rank's */
-    /* tN: rows in blocks' layers and attention, those of t tensor ranks; N while generating */
+    int L, N; /* number of blocks; this rank's rows of a micro-batch */
+    /* rows in layers and attention: N times the number of tensor ranks; N while generating */
     int rows;
-    /* rows of a tile of the MLP, in blocks whose MLP backward runs again; `rows`: no tiles */
+    /* rows of a tile of the MLP, in blocks whose MLP is recomputed; `rows`: no tiles */
     int tile;
     int T;                     /* tokens of a sequence */
-    int context, context_rank; /* ranks that share sequences; which part is this rank's */
-    /* ranks that compute layers together; which part is this rank's */
+    int context, context_rank; /* number of context ranks; this rank's number among them */
+    /* number of tensor ranks; this rank's number among them */
     int tensor_ranks, tensor_rank;
-    Exchanges *exchanges; /* with tensor ranks; else NULL */
-    int P;                /* positions that a token can have: T, or more with caches */
+    Exchanges *exchanges; /* NULL without tensor ranks */
+    int P;                /* number of positions that a token can have: T, or more with caches */
     int last;             /* with caches: the row of the last token */
 
     /* attention */
-    /* what blocks have in common; its B: every micro-batch's; its T: this rank's part */
+    /* what all blocks share. B: of a micro-batch; T: this rank's part of a sequence */
     Attention attn;
     bool documents; /* attention stays inside documents */
-    /* of whole sequences; with context ranks those that stay in one part are left out */
+    /* documents of whole sequences. With context ranks, documents that skip the exchange are left
+     * out */
     Documents docs;
-    /* with context ranks: of this rank's part; those that are exchanged are left out; count 0:
-     * none */
+    /* with context ranks: documents of this rank's part. Exchanged documents are left out. count 0:
+     * there are none */
     Documents own_docs;
     ContextExchange exchange;
     int *doc_start, *own_doc_start; /* (B*T + 1), (B*T/c + 1): device memory */
     int *host_doc_start;            /* (B*T + 1) host memory */
-    int *host_part;                 /* (tN) host memory: see context_part */
-    float *rope[NUM_ROTATIONS];     /* (P, D/2, 2) cosine and sine; NULL: no block has them */
+    int *host_part;                 /* (tN) host memory of context_part */
+    float *rope[NUM_ROTATIONS];     /* (P, D/2, 2) cosine and sine; NULL: no block uses the table */
 
     BackwardScratch work;
-    /* (C, F) a block's down with the factors of swiglu_operand's columns: matmul's operand */
+    /* (C, F) the matrix `down` of the current block, with the inverse factors of swiglu_operand's
+     * columns */
     Tensor down_folded;
 } Stream;
 
-/* Device memory for one block's saved activations at a time: what was in it is on its way to the
- * host, or the next is on its way back, and the compute queue has not waited for that yet. */
+/* Device memory for the saved activations of one block at a time. leaves, comes: its last content
+ * is being copied to the host, its next content is being copied back, and the compute queue has not
+ * waited for the copy yet. */
 typedef struct {
     DeviceMark *left, *back;
     bool leaves, comes;
@@ -140,34 +145,35 @@ typedef struct BlockPass BlockPass;
 /* Saved activations that are on the host while other blocks compute: see offload.h. */
 typedef struct {
     int pieces;        /* blocks times micro-batches in flight */
-    int slots;         /* those whose saved activations are on the device: all, or fewer */
-    size_t at, bytes;  /* if fewer: where in the arena the slots begin; of a slot */
-    int leaving;       /* pieces that leave */
-    size_t host_bytes; /* of pinned host memory for these, */
-    char *host;        /* which is here */
+    int slots;         /* number of pieces that fit on the device: all, or fewer */
+    size_t at, bytes;  /* if fewer: where the slots begin in the arena; bytes of a slot */
+    int leaving;       /* number of pieces that leave for the host */
+    size_t host_bytes; /* pinned host memory for these pieces: its size ... */
+    char *host;        /* ... and its address */
     Slot *slot;        /* [slots] */
     DeviceMark *computed;
-    /* [passes] of the micro-batches at work, ...; NULL: nothing is saved, or nothing moves */
+    /* [passes] all passes of the current micro-batches; NULL: nothing is saved, or nothing moves */
     BlockPass *pass;
-    int passes, next; /* ... of which `next` comes next */
+    int passes, next; /* next: index of the next pass */
 } Offload;
 
-/* What is on its way to a neighbouring stage (stages.h): the stream or its gradient, and with the
- * gradient its amax, or NULL. */
+/* What is being sent to a neighbouring stage (stages.h): the stream, or its gradient. amax: of the
+ * gradient; it may be no tensor. */
 typedef struct {
     Tensor stream, amax;
     DeviceMark *ready, *left;
 } Outgoing;
 
-/* Features of images on the host, in a batch of whole sequences: row[i] has the Cv values of token
- * i, in F32 or BF16; NULL: it is no place of an image. row NULL: the batch has no images. */
+/* Features of the images of a batch, on the host, for whole sequences. row[i]: the Cv values, F32
+ * or BF16, of token i, or NULL if it is not a token of an image. row NULL: the batch has no images.
+ * */
 typedef struct {
     const void *const *row;
     DType dtype;
 } ImageRows;
 
-/* Only models with images have these (projector.h). rows: the micro-batch's rows of features,
- * padded. */
+/* Buffers of models with images (projector.h). rows: rows of features of the micro-batch, with
+ * padding. */
 typedef struct {
     int rows;
     Tensor x; /* (N, Cv) features */
@@ -178,8 +184,8 @@ typedef struct {
     int *host_at; /* (N) host memory */
 } ImageBuffers;
 
-/* blocks: saved activations of all; work: buffers that all blocks share, with the head's; cache: of
- * all blocks. */
+/* Device memory by purpose. blocks: saved activations of all blocks; work: buffers that blocks and
+ * head share; cache: keys and values of all blocks. */
 typedef struct {
     size_t units, blocks, work, head, cache, total;
 } PlanBytes;
@@ -187,12 +193,12 @@ typedef struct {
 typedef struct Model {
     Stream text;
 
-    /* [units] activations of the micro-batch at work; units that are no block use attn_res, where
-     * they read the stream */
+    /* [units] activations of the current micro-batch. A unit that is not a block has only attn_res,
+     * where it reads the stream */
     Acts *unit_acts;
-    Acts *acts; /* those of the first block on */
-    /* [num_sets][units]: unit_acts is one of them. Micro-batch i of a stage's chunk with n in
-     * flight (pipeline.h) has set i % n */
+    Acts *acts; /* unit_acts from the first block on */
+    /* [num_sets][units]: unit_acts points to one of these sets. With n micro-batches of a chunk in
+     * flight (pipeline.h), micro-batch i has set i % n */
     Acts *sets;
     int num_sets;
     Offload offload;
@@ -219,40 +225,40 @@ typedef struct Model {
     float *losses;        /* (2, N) cross entropy and z-loss per token */
     float *sums;          /* [2] their sums since model_zero_losses */
 
-    /* this step has had a micro-batch: its operands' scale_amax are known, ... */
+    /* an earlier micro-batch of this step has set scale_amax of the operands */
     bool in_step;
-    bool scales_reused; /* ... and valid for this one */
+    bool scales_reused; /* the current micro-batch reuses these scales */
 
-    /* unless NULL: called in forward after each unit but the head, with its weights (NULL: it is
-     * another stage's, and its output has come); if `observed`, memory that blocks share holds its
-     * values, since it keeps them until then */
+    /* NULL, or a function that forward calls after each unit except the head. w: the unit's
+     * weights; NULL: another stage has the unit, and its output has just arrived. If `observed`,
+     * the plan keeps shared buffers intact until the call */
     void (*observe)(void *observer, int unit, const UnitTensors *w);
     void *observer;
     bool observed;
 
     /* memory */
-    PlanBytes bytes; /* of device memory, by purpose */
-    /* of the scales of FP8 operands, for a step: num_sets times amax_bytes */
+    PlanBytes bytes;
+    /* scale_amax of all FP8 operands: num_sets times amax_bytes */
     float *amaxes;
-    /* [units + 1] amax_at: where a unit's begin in those of a set */
+    /* amax_at [units + 1]: where the values of a unit begin in those of a set */
     size_t amax_bytes, *amax_at;
-    /* what all blocks and the head share, and where it lies in ... */
+    /* buffers that all blocks and the head share, and their offsets in shared_memory */
     OverlaidBuffer shared[NUM_BUFFERS];
-    void *shared_memory; /* shared_bytes; part of ... */
+    void *shared_memory; /* shared_bytes; a part of `memory` */
     size_t shared_bytes;
-    size_t shared_least; /* bytes of them that hold something at the same time, at most */
-    void *memory;        /* the arena: all of the above that is device memory */
+    size_t shared_least; /* the most bytes of shared buffers that are live at the same time */
+    void *memory;        /* the arena: all device memory above */
 } Model;
 
-/* In how many parts tokens are between layers: the tensor ranks; 1 while generating, where each of
- * them has all. */
+/* Into how many parts tensor parallelism divides the tokens between layers: the number of tensor
+ * ranks; 1 while generating, when each rank has all tokens. */
 static inline int row_parts(const Stream *s)
 {
     return s->tensor_ranks == 1 ? 1 : s->rows / s->N;
 }
 
-/* Rows of the buffers of the MLP (gate, up, SwiGLU and their gradients) in a block with this
- * `keep`: a tile, or all. */
+/* Rows of the MLP's buffers (gate, up, SwiGLU and their gradients) in a block with this `keep`:
+ * those of a tile, or all rows. */
 static inline int mlp_rows(const Stream *s, Keep keep)
 {
     return keep_recomputes(keep) ? s->tile : s->rows;

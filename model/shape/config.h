@@ -42,7 +42,7 @@ typedef enum {
     NUM_LORA_MODULES
 } LoraModule;
 
-/* Format of the blocks' frozen matrices under adapters: that of other frozen weights, E4M3 or
+/* Format of the blocks' frozen matrices under adapters: the format of other frozen weights, E4M3 or
  * NF4. */
 typedef enum { BASE_AS_FROZEN, BASE_E4M3, BASE_NF4 } BaseFormat;
 
@@ -57,11 +57,11 @@ typedef struct {
     BaseFormat base;
     /* BASE_NF4 without double quantization (nf4.h) */
     bool plain_nf4;
-    /* to BF16, and stores it in F32 */
+    /* the base is rounded to BF16, but stored in F32 */
     bool rounds_base;
     /* folder of the base */
     char *base_path;
-    /* of a model with images: trained, too, whole */
+    /* the projector of a model with images is trained, too */
     bool projector;
 } Lora;
 
@@ -71,13 +71,13 @@ typedef enum { PROJECTOR_MLP, PROJECTOR_LINEAR } Projector;
 
 /* Images in the text: rows of features at the places of a token. */
 typedef struct {
-    int token_id; /* the token */
-    /* of an image, and so tokens */
+    int token_id; /* the token that stands for a row of an image */
+    /* number of rows, and of tokens, of an image */
     int rows;
     /* Cv: values of a row; 0: a model of text only */
     int feature_size;
     Projector projector;
-    bool bias; /* of its layers */
+    bool bias; /* the projector's layers have biases */
 } ImageConfig;
 
 /* The architecture, with its adapters. */
@@ -159,8 +159,8 @@ typedef struct {
 typedef struct {
     char *name;            /* unique, part of names of metrics */
     TokenFiles files;      /* paths, masks and images only */
-    double ratio;          /* its share of the sequences, of the sum of all ratios */
-    double max_repetition; /* its sequences are used at most so often */
+    double ratio;          /* mixture weight: share of sequences, relative to all ratios */
+    double max_repetition; /* how often each of its sequences may be used */
     long tokens;           /* number of its tokens that are used; 0: all */
 } DataSource;
 
@@ -183,8 +183,8 @@ typedef enum { SUM_OFTEN, SUM_ONCE, SUM_ONCE_IF_FITS } GradSum;
  * many units as memory allows, and for each pass in the others. */
 typedef enum { GATHER_OFTEN, GATHER_ONCE, GATHER_ONCE_IF_FITS } Gathering;
 
-/* How much of the device's memory is moved to the host: nothing; as much as exceeds the device; as
- * much as possible. */
+/* How much is offloaded to the host: nothing; only what does not fit on the device; as much as
+ * possible. */
 typedef enum { HOST_NEVER, HOST_AUTO, HOST_ALL } HostUse;
 
 /* In which order the stages of a pipeline make their passes (pipeline.h). PIPELINE_ONE: one
@@ -196,21 +196,22 @@ typedef enum {
     NUM_PIPELINE_SCHEDULES
 } PipelineSchedule;
 
-/* How units are divided among ranks: in stages (pipeline.h), within these in shards (fsdp.h), and
- * layers of blocks in parts (tensor_ranks.h). */
+/* How ranks divide the model: pipeline stages have different units (pipeline.h); within a stage,
+ * ranks shard units (fsdp.h); tensor ranks divide the layers of blocks (tensor_ranks.h). */
 typedef struct {
-    /* ranks, or groups of tensor_ranks, that share one copy of a stage: consecutive */
+    /* number of consecutive ranks, or groups of tensor ranks, that hold one copy of a stage */
     int shard_ranks;
     Gathering gathering; /* on one rank: when operands are made from stored weights */
     GradSum grad_sum;
-    /* consecutive ranks that share sequences; it divides shard_ranks. 0: as 1 */
+    /* number of consecutive ranks that share sequences; it divides shard_ranks. 0: as 1 */
     int context_ranks;
-    /* consecutive ranks that compute layers together, in place of each of the others. 0: as 1 */
+    /* number of consecutive ranks that compute layers together; such a group counts as one rank of
+     * the other dimensions. 0: as 1 */
     int tensor_ranks;
     int pipeline_stages; /* 0: as 1 */
-    int pipeline_chunks; /* rows of consecutive units that a stage has. 0: as 1 */
+    int pipeline_chunks; /* number of chunks of a stage (pipeline.h). 0: as 1 */
     PipelineSchedule pipeline_schedule;
-    /* parallelism.replicate or parallelism.shard says how many shards there are */
+    /* parallelism.replicate or parallelism.shard sets the number of shards */
     bool by_mesh;
 } Strategy;
 
@@ -242,8 +243,8 @@ static inline int data_ranks(const Strategy *s, int ranks)
     return ranks / (context_ranks(s) * tensor_ranks(s) * pipeline_stages(s));
 }
 
-/* What multiplies the learning rate of a matrix under Muon, by torch.optim.Muon's names: 0.2
- * sqrt(max(rows, columns)); sqrt(max(1, rows / columns)). */
+/* The factor of the learning rate of a matrix under Muon, by torch.optim.Muon's names:
+ * 0.2 sqrt(max(rows, columns)); sqrt(max(1, rows / columns)). */
 typedef enum { ADJUST_MATCH_RMS_ADAMW, ADJUST_ORIGINAL } AdjustLr;
 
 typedef struct {
@@ -290,10 +291,10 @@ typedef struct {
     struct {
         int count;
         long step[MOST_DOUBLINGS];
-        /* ascending: the batch doubles after each of these steps, up to global_train_batch_size after
-     * the last one */
+        /* ascending: the batch doubles after each of these steps. After the last one it is
+         * global_train_batch_size */
     } batch_warmup;
-    /* run/pieces.h: from sequences of `min` tokens on; steps 0: none */
+    /* sequence length warmup (run/pieces.h), from sequences of `min` tokens on; steps 0: none */
     struct {
         int min;
         long steps;
@@ -311,7 +312,7 @@ typedef struct {
         double lr, beta1, beta2, eps, weight_decay;
         double projector_lr; /* 0: lr */
         bool decay_norm_and_bias, decay_embeddings;
-        double momentum, ns_eps; /* of matrices: model/update/muon.h */
+        double momentum, ns_eps; /* from here on: Muon (model/update/muon.h) */
         int ns_steps;
         bool nesterov, per_head;
         AdjustLr adjust_lr;
@@ -324,9 +325,9 @@ typedef struct {
         long t_decay;           /* wsd: length of the final linear decay */
         double alpha_f;         /* final lr / lr */
         double warmup_min_lr;   /* lr at step 0; < 0: 0.1 lr, OLMo's default */
-        /* in units; during these max_grad_norm is multiplied by ... */
+        /* in units. Until then, max_grad_norm is multiplied by grad_clip_warmup_factor */
         long grad_clip_warmup_steps;
-        double grad_clip_warmup_factor; /* ... this */
+        double grad_clip_warmup_factor;
     } scheduler;
     struct {
         long last, every;
@@ -347,7 +348,8 @@ typedef struct {
     /* a checkpoint or a Hugging Face folder; NULL: none */
     char *load_path;
     bool try_load_latest_save; /* resume from save_folder/latest if it exists */
-    /* whose weights are read: that, else load_path; NULL: random weights */
+    /* the folder whose weights are read: the newest checkpoint, else load_path; NULL: random
+     * weights */
     char *load_folder;
     /* load_folder is the newest checkpoint of save_folder */
     bool continues;

@@ -7,11 +7,12 @@
 
 enum { MAX_STATES = 4 };
 
-/* Which format a state has: its own; one in layers (UnitKind.is_layer) and another in other units;
- * that of a column of the recipe. */
+/* Where the format of a state comes from: `own`; `own` in layers (UnitKind.is_layer) and
+ * `elsewhere` in other units; a column of the recipe. */
 typedef enum { OWN_FORMAT, OWN_FORMATS, MOMENT1, MOMENT2 } StateFormat;
 
-/* Which trained weights have a state: all; matrices of layers (Param.is_operand); all others. */
+/* Which trained weights have a state: all; matrices of layers (Param.is_operand); all except these.
+ * */
 typedef enum { STATE_OF_ALL, STATE_OF_MATRICES, STATE_OF_OTHERS } StateOf;
 
 /* One value for each of these weights; starts as 0. */
@@ -28,7 +29,7 @@ typedef struct {
 /* Keys of the configuration that not every optimizer has; all have a learning rate. */
 enum { HAS_BETAS = 1, HAS_EPS = 2, HAS_WEIGHT_DECAY = 4, HAS_NEWTON_SCHULZ = 8 };
 
-/* What a step is given; an optimizer reads what it has. */
+/* Arguments of a step. An optimizer reads those for which its row has a HAS_* bit. */
 typedef struct {
     double lr, beta1, beta2, eps;
     double weight_decay; /* 0: this parameter does not decay */
@@ -46,12 +47,12 @@ typedef struct {
     /* states 0 and 1 are Adam's m and v, and w moves along m / (sqrt(v) + eps): known to
      * telemetry */
     bool is_adam;
-    /* muon.h makes the step of matrices, whose state is number 0; `step` that of all others */
+    /* muon.h updates the matrices, with state number 0; `step` updates everything else */
     bool orthogonalizes;
-    /* w, grad and num_states states, without data where w has no such state, all (1, n) in device
-     * memory: elements of one parameter, consecutive or parts of its rows, as p->parts says, whose
-     * first has number `first` in the model. Every rank has others: random values may depend only
-     * on (seed, number). */
+    /* Updates n elements of one parameter. w, grad and num_states states are (1, n) in device
+     * memory; a state that w does not have has no data. Elements are consecutive, or parts of rows
+     * as p->parts says; the first has number `first` in the model. Ranks have different elements,
+     * so random values may depend only on (seed, number). */
     void (*step)(Tensor w, const Tensor *state, Tensor grad, const StepParams *p, uint64_t first);
 } Optimizer;
 
@@ -59,7 +60,7 @@ const Optimizer *optimizer_find(const char *name); /* NULL if there is none */
 /* the i-th; NULL after the last */
 const Optimizer *optimizer_at(int i);
 Format optimizer_format(const Optimizer *o, int state, const Recipe *r, bool in_layer);
-/* whether a state has that column's format */
+/* Whether any state takes its format from that column of the recipe. */
 bool optimizer_reads(const Optimizer *o, StateFormat column);
 
 /* The row with one more state, after its own: `average` in F32, the mean of snapshots of the

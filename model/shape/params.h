@@ -80,8 +80,8 @@ typedef struct {
     size_t matrices;     /* ... elements 0 .. matrices - 1; else 0 */
     /* tensor ranks that compute the unit together; 1: each computes all of it */
     int tensor_ranks;
-    /* of TRAINED: elements of parameters cut among them come first; all have copies of the
-     * others */
+    /* of TRAINED: number of elements of parameters that are cut among tensor ranks; they come
+     * first. All tensor ranks have copies of the others */
     size_t cut;
     const ModelConfig *config;
 } UnitLayout;
@@ -117,8 +117,8 @@ void unit_cut(UnitLayout *u, int ranks, int rank, int world);
 /* The parameter as it is without tensor ranks: its rows, columns and parts. */
 Param param_whole(const Param *p);
 
-/* Where element i of a parameter is in the whole one: *whole. Returns how many elements from there
- * on are consecutive in both. */
+/* *whole: the index in the whole parameter of element i of this tensor rank's part. Returns how
+ * many elements from there on are consecutive in both. */
 size_t param_run(const Param *p, size_t i, size_t *whole);
 
 /* Elements of all parameters without adapters, the same on all ranks and in all runs: the distance

@@ -39,20 +39,21 @@ int pipeline_rows(PipelineRow *rows, const Pipeline *p);
 /* The largest number of micro-batches that have passed the chunk forward and not yet back. */
 int pipeline_in_flight(const Pipeline *p, int chunk);
 
-/* Units [first, end) of a chunk of this stage. Blocks are divided evenly; the first chunk of all
- * also has what comes before the blocks, and the last one the head. If the head is the embedding,
- * the last stage has that unit too: its weights, gradients and states, the same as those of the
- * first stage (stages_sum_tied of stages.h). */
+/* Units [first, end) of a chunk of this stage. Blocks are divided evenly. The first chunk of all
+ * also has the units before the blocks, and the last chunk has the head. With tied embeddings the
+ * last stage also holds the embedding, with the same weights, gradients and states as the first
+ * stage (stages_sum_tied of stages.h). */
 typedef struct {
     int first, end;
 } UnitRange;
 UnitRange pipeline_units(const Pipeline *p, const ModelConfig *c, int chunk);
-/* its chunks have it, or its head is it */
+/* Whether the stage holds the unit: in a chunk, or as its tied head. */
 bool pipeline_holds(const Pipeline *p, const ModelConfig *c, int unit);
 /* the stage that has it */
 int pipeline_stage_of(const Pipeline *p, const ModelConfig *c, int unit);
 
-bool pipeline_is_first(const Pipeline *p, int chunk); /* of all chunks of all stages */
+/* Whether it is the first, or the last, of all chunks of all stages. */
+bool pipeline_is_first(const Pipeline *p, int chunk);
 bool pipeline_is_last(const Pipeline *p, int chunk);
 
 /* The share of a step in which a stage waits for others, if all passes take as long: (p - 1) / (v m

@@ -7,10 +7,10 @@
 typedef enum {
     KEEP_ALL, /* every tensor that backward reads */
     /* norm outputs and silu(gate)*up are recomputed from norm inputs, gate and up */
-    /* each block's input and attention's output: backward reruns the block without attention */
-    /* only each block's input: backward reruns the block's forward (activation checkpointing) */
     KEEP_INPUTS,
+    /* each block's input and attention's output: backward reruns the block without attention */
     KEEP_ATTENTION,
+    /* only each block's input: backward reruns the block's forward (gradient checkpointing) */
     KEEP_BLOCK
 } Keep;
 
@@ -22,8 +22,7 @@ static inline bool keep_recomputes(Keep k)
 /* Which FP8 GEMMs may use short accumulators (matmul in kernels.h). */
 typedef enum { FAST_NONE, FAST_FORWARD, FAST_ALL } FastAccumulation;
 
-/* How long the scale of an FP8 operand that is no weight is valid: GEMM inputs of a
- * block, gradients except dy. */
+/* How long the scale of an FP8 activation or gradient is valid. (Not of weights, and not of dy.) */
 typedef enum {
     PER_MICROBATCH, /* one micro-batch: its amax is computed before encoding */
     /* one step: later micro-batches are encoded with headroom over the first one's amax; see
@@ -34,7 +33,8 @@ typedef enum {
 /* How the FP8 input of `down`, SwiGLU's output, is scaled. */
 typedef enum {
     DOWN_TENSOR, /* by one scale */
-    DOWN_CHANNEL /* and a factor for each column with outliers: swiglu_forward in kernels.h */
+    /* by one scale, and a factor for each column with outliers: swiglu_forward in kernels.h */
+    DOWN_CHANNEL
 } DownScales;
 
 typedef struct {
@@ -58,8 +58,8 @@ typedef struct {
     Format moment1, moment2; /* AdamW's m and v, unless the optimizer has its own formats */
     Format frozen;           /* frozen weights, which have no other copy */
     DownScales down_scales;
-    /* KEEP_BLOCK instead of `keep` in n > 0: the first of every n blocks; -n: all but the first; 0:
-     * none */
+    /* blocks with KEEP_BLOCK in place of `keep`: n > 0: the first of every n blocks; -n: all
+     * others; 0: none */
     int recompute;
 } Recipe;
 
@@ -68,9 +68,9 @@ const Recipe *recipe_find(const char *name);  /* NULL if there is none */
 Keep recipe_keep(const Recipe *r, int block); /* what forward of this block saves */
 /* whether backward reruns the forward of any block */
 bool recipe_recomputes(const Recipe *r);
-/* The format of all weights if nothing is trained: that of computing, or that of master weights if
- * operands have a smaller one, which forward then encodes as in training. In both cases forward
- * gives the results of training. */
+/* The format in which a run without training stores all weights. If operands have the stream's
+ * format it is that format. Else it is the format of master weights, from which forward encodes
+ * operands. Forward then gives the same results as in training. */
 Format recipe_forward_weights(const Recipe *r);
 bool recipe_is_changed(const Recipe *r); /* differs from the row of its name */
 /* on stdout; without the moments, which not every optimizer reads */

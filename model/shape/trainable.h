@@ -1,6 +1,6 @@
-/* Which parameters are trained; the others keep their loaded values. `trainable` has patterns of
- * Hugging Face's names. With adapters only these are trained, and the projector if they say so; in
- * a run with only forward passes none are. */
+/* Chooses which parameters are trained; the others keep their loaded values. `trainable` has
+ * patterns of Hugging Face names. With adapters, only the adapters are trained, and the projector
+ * if lora.projector says so. A run with only forward passes trains none. */
 #pragma once
 #include "model/shape/architecture.h"
 

@@ -1,63 +1,63 @@
-/* Flat units: which rank has which elements of weights, gradients and moments, and the verbs that
- * the model shows.
+/* FSDP: gathers the weights of each unit before it computes, and reduces its gradients afterwards.
  *
  *   weights of unit u     FREE -fsdp_gather-> GATHERING -fsdp_acquire-> IN USE -fsdp_release-> FREE
  *   gradients of unit u   FREE -fsdp_grads->  FILLING   -fsdp_reduce->  REDUCING -(mark)->     FREE
  *
  * (1) A gather waits, in its queue, for the release of the memory it overwrites. (2) fsdp_acquire
  * makes the compute queue wait, never the host. (3) Collectives are issued in the same order on
- * every rank. (4) Only what says so blocks the host.
+ * every rank. (4) A function blocks the host only if its comment says so.
  *
- * Each rank of a shard group owns one slice of every unit: of its master weights, accumulated
- * gradients and moments; all ranks at the same place of their groups hold the same. The strategies
- * are the size of that group and two choices of memory: of how many units the gathered weights stay
- * until the optimizer has changed them, and whether gradients are summed over ranks once per step
- * or with every micro-batch. predict/memory.c decides, by the memory, what the configuration leaves
- * open.
+ * Each rank of a shard group owns one slice of the master weights, accumulated gradients and
+ * moments of every unit. Ranks with the same position in their groups hold identical slices. A
+ * strategy is the size of the group and two choices of memory: how many units keep their gathered
+ * weights until the next update, and whether gradients are summed over ranks once per step or with
+ * every micro-batch. predict/memory.c makes the choices that the configuration leaves open.
  *
  *   NO_SHARD        groups of 1           nothing to gather
- *   FULL_SHARD      one group of all      two blocks' weights at a time; those of as many units as fit stay
+ *   FULL_SHARD      one group of all      two blocks' weights at a time; more if they fit
  *                                         [FairScale; Zhao et al. 2023, PyTorch FSDP]
  *   SHARD_GRAD_OP   one group of all      weights stay                  [Rajbhandari et al. 2020, ZeRO-2]
  *   HYBRID_SHARD    a group per host, or of any size; gradients are summed over the replicas too
  *
- * With pipeline stages (pipeline.h) all of this is within a stage, which has some of the units.
+ * With pipeline stages (pipeline.h), each stage shards its own units in this way.
  *
- * FP8 operands are gathered as codes. Each has its own scale; once per step one all-reduce takes
- * the maxima of all. Copies for computing exist only where the stored weights can't serve: in
- * another format, or sharded (the table `ways` of param_store.c). The trained, the frozen and the
- * quantized parameters of a unit are regions, sharded and gathered one after the other. */
+ * FP8 operands are gathered as codes. Each has its own scale. One all-reduce per step computes
+ * the scales of all operands. The store copies a weight only if the stored weight cannot be used
+ * directly, because it has another format or is sharded (the table `ways` of param_store.c). The
+ * regions of a unit, TRAINED, FROZEN and QUANTIZED, are sharded and gathered one after the
+ * other. */
 #pragma once
 #include "model/store/param_store.h"
 
-/* starts to bring the unit's weights here; uses: of enum Use */
+/* Starts gathering the unit's weights. uses: bits of enum Use */
 void fsdp_gather(ParamStore *store, int unit, int uses);
-/* The same, called before another unit computes, so that the copies overlap with it. It does
- * nothing where blocks share one buffer (store->overlaps is false). */
+/* The same for the next unit, called before the current one computes, so that both overlap. Does
+ * nothing if blocks share one buffer (store->overlaps is false). */
 void fsdp_gather_ahead(ParamStore *store, int unit, int uses);
-/* they are readable by what is queued from now on */
+/* Returns the unit's weights. Work that is queued from now on may read them. */
 const UnitTensors *fsdp_acquire(ParamStore *store, int unit);
 void fsdp_release(ParamStore *store, int unit);
-/* where this unit's gradients are added, or written if empty */
+/* Returns where the unit's gradients are added, or written if they are `empty`. */
 UnitTensors *fsdp_grads(ParamStore *store, int unit);
-/* This micro-batch's are complete: starts to sum them over ranks. `last`: they are the step's
- * last. */
+/* Call when the gradients of this micro-batch are complete: starts to sum them over ranks. `last`:
+ * this is the last micro-batch of the step. */
 void fsdp_reduce(ParamStore *store, int unit, bool last);
-/* what is queued from now on sees all sums */
+/* Work that is queued from now on sees the sums of all units. */
 void fsdp_wait_grads(ParamStore *store);
 
-/* initial weights; the same for any number of ranks */
+/* Sets initial weights, the same for any number of ranks. */
 void store_init(ParamStore *store, const ModelConfig *c, uint64_t seed);
-/* their part of it: all else is loaded */
+/* Sets initial weights of adapters only; the others are loaded. */
 void store_init_adapters(ParamStore *store, const ModelConfig *c, uint64_t seed);
 /* Begins a step: marks all gradients as empty, so that its first micro-batch overwrites them. */
 void fsdp_empty_grads(ParamStore *store);
-/* all states of the optimizer are 0, in padding too. Waits */
+/* Sets all optimizer states to 0, padding included. Waits. */
 void store_zero_states(ParamStore *store);
-/* The optimizer changed this parameter's master weights, which are on the host; `master`: this
- * rank's, on the device. All ranks of a shard group call, for each parameter that store_encodes. */
+/* Call after the optimizer updated a parameter whose master weights are on the host. master: this
+ * rank's slice, on the device. All ranks of a shard group call, for each parameter for which
+ * store_encodes is true. */
 void fsdp_encode(ParamStore *store, int unit, const Param *p, Tensor master);
-/* the optimizer changed all master weights */
+/* Call after the optimizer updated all master weights. */
 void store_updated(ParamStore *store);
-/* all weights are others than before */
+/* Call after weights were replaced, for example by a checkpoint. */
 void store_loaded(ParamStore *store);

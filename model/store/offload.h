@@ -1,22 +1,24 @@
-/* Saved activations on the host [Rhu et al. 2016, vDNN, arXiv 1602.08124]. What forward saves of a
- * block for a micro-batch is one piece of memory, in a slot. If there are fewer slots than pieces,
- * a piece goes to the host after its forward pass and comes back before its backward pass, on
- * queues of their own. The order of passes is known before the first one (pipeline.h), and so is
- * the next pass in each slot:
+/* Offloads saved activations to the host [Rhu et al. 2016, vDNN, arXiv 1602.08124]. What forward
+ * saves of one block for one micro-batch is a piece of memory. On the device it is in a slot. If
+ * there are fewer slots than pieces, a piece leaves for the host after its forward pass and returns
+ * before its backward pass, on queues of their own. The order of passes is known in advance
+ * (pipeline.h), and so is the next pass in each slot:
  *
- *     a pass of block l uses its own slot, and that of block l + 1 of its chunk: it writes or, recomputing, overwrites its input
- *     after a forward pass    the piece leaves, unless the next pass in its slot is its own backward pass
- *     before a pass           compute waits until what was in its slots has left, and until its own piece is back
- *     after a pass            each of its slots gets the piece whose backward pass is the next there
+ *     a pass of block l     uses its own slot, and the slot of block l + 1, whose input it writes
+ *     after a forward pass  the piece leaves, unless its own backward pass is the next in the slot
+ *     before a pass         compute waits until the old pieces have left its slots, and until its
+ *                           own piece has returned
+ *     after a pass          each of its slots gets the piece whose backward pass is next there
  *
  * Blocks below the first trained unit have no backward pass and do not leave. Passes without a
  * backward pass move nothing.
  *
- * With one micro-batch in flight the blocks have the slots in turn, so that the last ones never
- * leave. Three slots let copies overlap: one block computes, one leaves or comes, and one has the
- * next input. With more in flight, in stages, the backward pass of another set follows a forward
- * pass, and needs a fourth slot; slots after the fourth belong to one piece each, which never
- * leaves. The host has a place for each piece that leaves. */
+ * With one micro-batch in flight, blocks take the slots in turn, and the last blocks never
+ * leave. Three slots let copies overlap with computation: one block computes, one leaves or
+ * returns, and one has the next input. Pipeline stages have more micro-batches in flight: a
+ * forward pass is followed by a backward pass of another micro-batch, which needs a fourth slot.
+ * Each further slot belongs to one piece, which never leaves. The host has space for each piece
+ * that leaves. */
 #pragma once
 #include "model/shape/buffers.h"
 #include "model/store/fsdp.h"
@@ -26,7 +28,7 @@ enum { MIN_SLOTS = 3 };
 /* The fewest slots with which copies overlap. */
 int offload_least_slots(const Model *m);
 
-/* The pieces: blocks of this stage times micro-batches in flight. */
+/* Number of pieces: blocks of this stage times micro-batches in flight. */
 int offload_pieces(const Model *m, const ParamStore *store);
 
 /* Chooses the slot of each piece, if there are fewer slots than pieces. */
@@ -37,17 +39,17 @@ void offload_plan_slots(Model *m, const ParamStore *store);
 void offload_plan(Model *m, const ParamStore *store);
 size_t offload_host_bytes(const Model *m);
 
-/* Allocates that host memory; and the end of it. */
+/* Allocate and free that host memory. offload_place: uses `host`, which may be an address without
+ * memory. */
 void offload_alloc(Model *m);
-/* `host` is that memory, or an address without memory */
 void offload_place(Model *m, void *host);
 void offload_free(Model *m);
 
-/* Around these rows of passes, forward and backward. */
+/* Before and after these passes, forward and backward. */
 void offload_begin(Model *m, const ParamStore *store, const PipelineRow *row, int rows);
 void offload_end(Model *m);
 
-/* Before a block's pass, and before what writes its input; after its pass. Other units have
- * none. */
+/* offload_wait: before the pass of a block, and before an operation that writes its input.
+ * offload_moved: after the pass of a block; does nothing for other units. */
 void offload_wait(Model *m);
 void offload_moved(Model *m, int u);

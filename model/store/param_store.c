@@ -24,8 +24,8 @@ static const struct {
     Step alone[4], sharded[4];
 } ways[NUM_STORED][NUM_COMPUTING] = {
     /* computes     on one rank            in a shard group */
-    /* E4M3 of QUANTIZED */
     [SAME] = { [WIDE] = { { VIEW }, { CAST_SLICE, GATHER } },
+               /* E4M3 of QUANTIZED, or what the update encoded */
                [FP8] = { { VIEW, TRANSPOSE }, { GATHER, TRANSPOSE } },
                [APART] = { { VIEW }, { REPLICATE } } },
     [OTHER] = { [WIDE] = { { CAST }, { CAST_SLICE, GATHER } },

@@ -2,17 +2,20 @@
  * They are gathered in the stored format; GEMM operands are made from it for each use (the table in
  * param_store.c).
  *
- * E4M3 is stored with the codes and scale of an FP8 operand: forward reads it directly, backward a
- * transposed copy. If operands are E5M2 it is rounded again, with the same scale, with which all
- * values are in E5M2's range. NF4 is stored tensor by tensor in whole groups (nf4.h). If GEMMs are
- * in FP8, codes and transposed codes are made from it in one pass each, with the scale of the
- * matrix's amax. Recipes without FP8 operands read either in the stream's format. Operands of two
- * blocks exist at a time (of one on a single rank without offload.frozen), plus those of units that stay
- * gathered (fsdp.h).
+ *   E4M3  is stored with the codes and scale of an FP8 operand. Forward reads it directly, backward
+ *         a transposed copy. If operands are E5M2, it is rounded again with the same scale; all
+ *         values are in E5M2's range.
+ *   NF4   is stored tensor by tensor in whole groups (nf4.h). If GEMMs are in FP8, one pass makes
+ *         codes and another one transposed codes, with the scale of the matrix's amax.
  *
- * A tensor rank has the codes of one rank for its part: each encodes, or reads, the whole matrix.
- * Of NF4 it has whole blocks, each with its absmax in F32, as double quantization decodes it:
- * blocks of a group, which has one scale, may be on several ranks. */
+ * Recipes without FP8 operands read both in the stream's format. The operands of two blocks exist
+ * at a time (of one block on a single rank without offload.frozen), and the operands of units that
+ * stay gathered (fsdp.h).
+ *
+ * Each tensor rank encodes or reads the whole matrix and keeps its part, so its codes are those
+ * of a single rank. Of NF4 it keeps whole blocks, each with its absmax in F32 as decoded from
+ * double quantization. It cannot keep the second scale, because the blocks of a group may be on
+ * several ranks. */
 #pragma once
 #include "model/store/param_store.h"
 
@@ -20,9 +23,9 @@
  * memory, the same on all ranks. */
 void quantized_store(ParamStore *store, int unit, const Param *p, Tensor whole);
 
-/* Rounds frozen weights in F32 to values of BF16, but for adapters. */
+/* Rounds frozen F32 weights, except adapters, to values of BF16. */
 void frozen_round(ParamStore *store);
 
-/* The same as quantized_store for a whole matrix in NF4, param_nf4_groups in host memory:
- * Nf4PlainGroups without double quantization. */
+/* As quantized_store, for a whole matrix that is in NF4 already. groups: param_nf4_groups of them
+ * in host memory; Nf4PlainGroup without double quantization. */
 void quantized_store_nf4(ParamStore *store, int unit, const Param *p, const void *groups);

@@ -1,6 +1,6 @@
-/* Types of flat units: what each rank owns of weights, gradients and optimizer states, the memory
- * for gathered weights and for gradients that are not summed yet, all views of them, and the list
- * of copies from one to the other. */
+/* The types of the store: each rank's slices of weights, gradients and optimizer states; buffers
+ * for gathered weights and for gradients that are not reduced yet; and the list of copies between
+ * them. */
 #pragma once
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/mesh.h"
@@ -12,39 +12,39 @@
  * may have more than 2^31. */
 typedef struct {
     size_t first, count;
-    /* (count): master weights; frozen ones; of QUANTIZED codes or groups of NF4, byte by byte */
+    /* (count): master weights, or frozen weights; QUANTIZED: bytes of codes or of NF4 groups */
     Tensor stored;
-    /* (count) what operands are gathered or made from: stored; or, if master weights are on the
-     * host, what the update makes of them, in the operands' format */
+    /* (count): from which operands are gathered or made. It is `stored`; or, if master weights are
+     * on the host, their operands, which the update encodes */
     Tensor gather_input;
 } Slice;
 
 /* This rank's part of one unit. */
 typedef struct {
     Slice slice[NUM_REGIONS];
-    /* (count) of TRAINED; grad.empty: no micro-batch of this step is in it. A state has only the
-     * part of shard_state */
+    /* (count) of TRAINED. grad.empty: no micro-batch of this step has written it yet. A state may
+     * cover only a part of the slice: shard_state */
     Tensor grad, state[MAX_STATES];
     /* elements of TRAINED before that part, and after it */
     size_t before[MAX_STATES], after[MAX_STATES];
 } Shard;
 
-/* The steps of a weight from where it is stored to where it computes. Those in front of GATHER are
- * each rank's, in its slice. */
+/* The steps from a stored weight to the operand of a GEMM. Before GATHER, each rank works on its
+ * own slice. */
 typedef enum {
     NO_STEP,
-    VIEW,       /* nothing is done: it computes as it is stored */
+    VIEW,       /* no copy: the GEMM reads what is stored */
     CAST_SLICE, /* the slice is rounded to its place in the unit's buffer */
     /* the slice is rounded to its place in store->replicated, 0 elsewhere: the sum over ranks is
      * the whole */
-    /* the slice, on the host, is rounded to `gather_input` when it has changed */
     REPLICATE,
+    /* the slice, on the host, is rounded to `gather_input` when it has changed */
     ENCODE,
-    FETCH,      /* the slice comes from the host to its place in the unit's buffer */
-    GATHER,     /* the region comes from all ranks */
+    FETCH,      /* the slice is copied from the host to its place in the unit's buffer */
+    GATHER,     /* an all-gather of the region */
     CAST,       /* the whole is rounded: FP8 codes, transposed codes or both in one pass */
-    TRANSPOSE,  /* FP8 codes */
-    DEQUANTIZE, /* NF4, as CAST */
+    TRANSPOSE,  /* FP8 codes are transposed */
+    DEQUANTIZE, /* as CAST, from NF4 */
     NUM_STEPS
 } Step;
 
@@ -62,21 +62,22 @@ typedef struct {
 } Copy;
 
 /* How long the content of a unit's buffer is valid: until another unit uses the buffer; until the
- * weights change; always. */
+ * next update; for the whole run. */
 typedef enum { UNTIL_REUSE, UNTIL_UPDATE, FOR_GOOD } Lifetime;
 
 /* A gathered unit's memory: (n) in its compute format, n the largest unit that it serves. */
 typedef struct {
-    /* data_t: the transposed copies of FP8 operands; may be data, for one use at a time */
+    /* data_t: transposed FP8 operands. It may be the memory of data, which then holds either rows
+     * or transposes */
     Tensor elements;
-    /* elements.data exists; elements.data_t does; they are the same memory */
+    /* elements.data exists; elements.data_t exists; both are the same memory */
     bool has_rows, has_transposes, rotates;
     /* the transposes are made from the rows, so the two are not the same memory */
     bool transposes_rows;
     /* the gathered region QUANTIZED as stored, where that is not what computes */
     void *raw;
     size_t raw_bytes;
-    /* whose weights, -1: no unit's; for which uses they are there */
+    /* the unit whose weights it holds now, -1: none; and for which uses (enum Use) */
     int unit, has;
     DeviceMark *ready, *released;
 } WeightBuffer;
@@ -84,18 +85,18 @@ typedef struct {
 /* A unit's gradients before they are summed over the shard group. */
 typedef struct {
     Tensor elements; /* (n) in the recipe's format of gradients */
-    int unit;        /* that fills it; -1: none */
+    int unit;        /* whose gradients it holds now; -1: none */
     DeviceMark *filled, *reduced;
 } GradBuffer;
 
-/* How the weights of a unit come to where they compute. Gathering, updating and the memory plan
- * read it. */
+/* How the stored weights of a unit become operands. Gathering, updating and the memory plan read
+ * it. */
 typedef struct {
     const Step **way; /* [num_params] the steps of each parameter, up to NO_STEP */
     Copy *copy;       /* [num_copies] in this order */
     /* made: the uses that copies serve; others read what was gathered or stored */
     int num_copies, made;
-    /* where the regions begin in its buffer; all elements there */
+    /* at: where each region begins in the unit's buffer; numel: elements of all regions there */
     size_t at[NUM_REGIONS], numel;
     Lifetime lifetime;
     WeightBuffer *weights; /* NULL: the stored weights are the weights */
@@ -106,8 +107,8 @@ typedef struct {
  * layers that compute in a smaller format. */
 typedef enum { HOST_FROZEN, HOST_MOMENTS, HOST_MASTER, NUM_HOSTED } Hosted;
 
-/* What is in the optimizer's states. Counts start as 0, as the states do, and are saved, loaded and
- * dropped with them. */
+/* How many updates and snapshots are in the optimizer's states. Counts start at 0, as the states
+ * do, and are saved, loaded and dropped with them. */
 typedef struct {
     /* in the moments: t of AdamW's bias correction. A step whose loss or gradient is not finite, or
      * that `spikes` skips, makes none */
@@ -131,7 +132,8 @@ typedef struct {
     GradBuffer *grad_buffer; /* [num_buffers] */
 
     /* tensors of all units together */
-    /* (1, 4 per FP8 operand): their scales, 16 bytes apart; those of frozen ones last */
+    /* (1, 4 per FP8 operand): the scales of operands, 16 bytes apart; trained operands come first
+     * */
     Tensor scales;
     int trained_scales; /* columns of `scales` in front of those */
     /* (1, 4 per matrix of the blocks) of region QUANTIZED: of FP8 operands and of stored E4M3 */
@@ -145,8 +147,8 @@ typedef struct {
 
     /* how they are stored */
     Recipe recipe;
-    const Optimizer *optimizer; /* whose states the shards have */
-    StateCounts counts;         /* of these states */
+    const Optimizer *optimizer; /* the shards have its states */
+    StateCounts counts;         /* counts of these states */
     BaseFormat base_format;     /* how the region QUANTIZED is stored */
     bool plain_nf4;             /* NF4 is stored without double quantization (params.h) */
     bool tied;
@@ -157,12 +159,12 @@ typedef struct {
     /* the first unit of all stages with a trained parameter: backward ends there */
     int first_trained;
     int shards, rank; /* ranks of a shard group, and this one's rank in it */
-    /* ranks that compute a layer together, and this one's rank among them */
+    /* number of tensor ranks; and this rank's number among them */
     int tensor_ranks, tensor_rank;
     bool sum_once; /* gradients are summed over ranks once per step */
 
     /* memory */
-    /* the memory is there; else fsdp.h's verbs show where all will lie, and move nothing */
+    /* memory is allocated; before that, the functions of fsdp.h return views and move nothing */
     bool placed;
     /* weights of units 0 .. resident - 1 are gathered, or rounded, once per step */
     int resident;
@@ -170,17 +172,19 @@ typedef struct {
     Arena gathered;          /* memory of the weight buffers, if shards > 1 */
     int on_host[NUM_HOSTED]; /* units 0 .. n - 1, as far as they have it */
     Arena host;              /* pinned memory of all that is on the host */
-    /* weights come on a queue of their own, ahead of their use: gathered, or from the host */
+    /* weights are gathered, or fetched from the host, on a queue of their own, ahead of their use
+     * */
     bool overlaps;
-    /* of the optimizer's step: UPDATE_BUFFERS times update_part_bytes, or muon_bytes */
+    /* memory that the optimizer's step may use: at least UPDATE_BUFFERS times update_part_bytes, or
+     * muon_bytes */
     void *staging;
     size_t update_part_bytes, staging_bytes;
     DeviceMark *updated, *reduced;
 } ParamStore;
 
-/* The rank that is planned for, and the choices of memory. */
+/* The rank for which a plan is made, and what predict/memory.c has chosen. */
 typedef struct {
-    int shards, rank; /* ranks of a shard group, and the rank in it */
+    int shards, rank; /* number of ranks of a shard group; this rank's number in it */
     /* gradients are summed over them once per step, not with every micro-batch */
     bool sum_once;
     /* units whose weights stay once they are gathered or rounded: 0 .. resident - 1 */
@@ -191,7 +195,7 @@ typedef struct {
     int slots;
     /* tokens of a tile of the MLP, read by model_plan; 0: all tokens are one */
     int tile;
-    /* ranks that compute a layer together, and the rank among them; 0: as 1 */
+    /* number of tensor ranks, 0: as 1; and this rank's number among them */
     int tensor_ranks, tensor_rank;
     Pipeline pipe; /* stages 0: there is one */
 } ShardChoice;
@@ -199,7 +203,8 @@ typedef struct {
 /* States on the host come to the device part by part for the optimizer, in one of three buffers. */
 enum { UPDATE_BUFFERS = 3 };
 
-/* Buffers that several units use one after the other come first, then one of each unit's own. */
+/* The first NUM_ROTATING buffers are used by several units, one after the other. Then each unit has
+ * a buffer of its own. */
 enum { NUM_ROTATING = 4 };
 
 static inline int num_buffers(const ParamStore *store)

@@ -25,7 +25,7 @@ int schedule_length(const Config *c, long step);
 /* max_duration in the scheduler's units; 0: epochs, whose length depends on the data. */
 double schedule_duration(const Config *c);
 
-/* t_max, or else `run`, the run's length in the scheduler's units. */
+/* Where the schedule ends: t_max if it is given, else `run`. Both are in the scheduler's units. */
 double schedule_end(const Config *c, double run);
 
 /* Dies if warmup and decay do not fit the run, warns if it ends during the warmup. run: its length

@@ -1,8 +1,8 @@
 /* Detects spikes of the loss and of the gradient norm: values more than SPIKES_LIMIT standard
- * deviations above the mean of earlier steps. Window, minimum number of steps and limit are those
- * of OLMo-core 3.0.0's SkipStepOptimizer (optim/skip_step_optimizer.py: rolling_interval_length,
- * half of it, sigma_factor), which makes no update at a spike. A value below the mean, as of an
- * easy batch, is no spike. */
+ * deviations above the mean of earlier steps. Window, minimum number of steps and limit are as in
+ * SkipStepOptimizer of OLMo-core 3.0.0 (optim/skip_step_optimizer.py: rolling_interval_length, half
+ * of it, sigma_factor), which makes no update at a spike. A value below the mean, for example of an
+ * easy batch, is not a spike. */
 #pragma once
 #include <stdbool.h>
 
