@@ -163,7 +163,7 @@ void model_micro_batches(Model *m, ParamStore *store, const int *tokens, const i
         stages_sum_tied(store);
         fsdp_wait_grads(store);
     }
-    watchdog_leave_stage();
+    watchdog_set_stage(-1);
     m->scales_reused = false;
     m->in_step = pass == PASS_ACCUMULATE;
     m->images = (ImageRows){ 0 };

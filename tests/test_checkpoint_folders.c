@@ -77,7 +77,7 @@ TEST(test_crashes)
         { "mkdir step30.tmp", "step20" },
         /* before `latest` moved */
         { "cp -r step10 step30", "step20" },
-        { "ln -s step30 latest.tmp", "step20" },
+        { "ln -s step30 .latest.tmp", "step20" },
         { "rm latest", "step20" },
         { "ln -sfn step30.tmp latest && mkdir step30.tmp", "step20" },
         { "ln -sfn step99 latest", "step20" },
@@ -103,7 +103,7 @@ TEST(test_crashes)
         expect_latest(&r, "step30");
         assert_false(exists(text("%s/step30.tmp", r.config.save_folder)));
         assert_false(exists(text("%s/step20.tmp", r.config.save_folder)));
-        assert_false(exists(text("%s/latest.tmp", r.config.save_folder)));
+        assert_false(exists(text("%s/.latest.tmp", r.config.save_folder)));
         load(&r, step_folder(&r, 30));
         close_run(&r);
         release();

@@ -1,7 +1,5 @@
-/* Hosts that end, fall silent and come back, as seen by the others. Each rank simulates a host. On
- * 2 and 4 ranks. */
-#include <stddef.h>
-#include <stdint.h>
+/* States of ranks that come from other hosts, which end, fall silent and come back. Each rank
+ * simulates a host. On 2 and 4 ranks. */
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -11,183 +9,207 @@
 #include "tests/test.h"
 #include "tests/ranks.h"
 
-static bool is_leaving;
+enum { MOST = 64 };
+static SharedState table[MOST]; /* what this rank's host knows */
+static RankState own;
+static int last_rank, ended;
 
-/* Looks, as the watchdog does, for `seconds`. */
-static void look_for(double seconds)
+static RankState state_of(int rank)
 {
-    const double end = clock_seconds() + seconds;
-    double last = clock_seconds();
-    while (last < end) {
-        usleep(20000);
-        const double now = clock_seconds();
-        hosts_look(now - last, is_leaving);
-        last = now;
-    }
+    RankState s;
+    state_read(&s, &table[rank], STATE_WHOLE);
+    return s;
 }
 
+/* leader: the first rank of this rank's host. */
+static void start(int leader)
+{
+    RankState all[MOST];
+    last_rank = comm_size() - 1;
+    own = (RankState){ .rank = comm_rank(), .leader = leader };
+    comm_gather(all, &own, sizeof own, RANKS_ALL);
+    for (int r = 0; r < comm_size(); r++)
+        state_write(&table[r], &all[r], STATE_WHOLE);
+    hosts_start(table);
+}
+
+static void stop(void)
+{
+    comm_barrier();
+    hosts_stop();
+}
+
+/* Beats as the watchdog does, also for other ranks of this host. */
+static void beat(void)
+{
+    own.beats++;
+    for (int r = 0; r < comm_size(); r++)
+        if (state_of(r).leader == own.leader)
+            state_write(&table[r], &own.beats, STATE_PART(beats));
+    ended = hosts_exchange();
+}
+
+static void beat_for(double seconds)
+{
+    for (const double end = clock_seconds() + seconds; clock_seconds() < end; usleep(20000))
+        beat();
+}
+
+/* On a busy machine the other ranks may be delayed. Afterwards all go on together. */
+static void beat_until(bool (*happened)(void))
+{
+    const double end = clock_seconds() + 60;
+    double waiting = 1;
+    for (bool seen = false; waiting > 0; usleep(20000)) {
+        beat();
+        seen = seen || happened();
+        waiting = !seen && clock_seconds() < end;
+        comm_max(&waiting, 1);
+    }
+    assert_true(clock_seconds() < end);
+}
+
+/* Rank 0 hears the watchdogs of all ranks, other first ranks those of rank 0's host. */
 static bool is_heard(void)
 {
-    return hosts_silence() < 1;
+    bool heard = true;
+    if (own.rank != own.leader)
+        return true;
+    for (int r = 0; r < comm_size(); r++)
+        heard = heard && (state_of(r).beats > 0 ||
+                          (own.rank != 0 && state_of(r).leader != state_of(0).leader));
+    return heard;
 }
 
-/* On a busy machine the other rank may be delayed. */
-static void look_until(bool (*happened)(void))
+static bool nothing(void)
 {
-    for (double end = clock_seconds() + 60; !happened() && clock_seconds() < end;)
-        look_for(0.05);
-    assert_true(happened());
+    return true;
 }
 
-static void expect_named(double silence, const char *expected, const char *name)
-{
-    char text[256], host[64] = "", whole[256] = "";
-    gethostname(host, sizeof host - 1);
-    if (*expected)
-        snprintf(whole, sizeof whole, expected, host, host);
-    hosts_name(text, sizeof text, silence);
-    if (strcmp(text, whole) != 0)
-        fail_msg("%s: '%s', expected '%s'", name, text, whole);
-}
-
-/* Healthy hosts are heard, and have not ended. */
+/* States arrive whole, and no host has ended. */
 TEST(test_well)
 {
-    hosts_start(comm_rank());
-    comm_barrier();
-    look_for(1);
-    look_until(is_heard);
-    assert_false(hosts_ended());
-    expect_named(1, "", "all are well");
-    look_for(0.1);
-    comm_barrier();
-    hosts_stop();
+    start(comm_rank());
+    snprintf(own.main.operation, sizeof own.main.operation, "work %ld", own.rank);
+    own.main.step = 7 + own.rank;
+    own.worker[WORKER_SAVE] = (WorkerState){ .beats = 5, .busy = true, .doing = "writing" };
+    state_write(&table[own.rank], &own, STATE_WHOLE);
+    beat_until(is_heard);
+    for (int r = 0; r < comm_size(); r++) {
+        const RankState s = state_of(r);
+        char operation[OPERATION_NAME];
+        snprintf(operation, sizeof operation, "work %d", r);
+        if (own.rank != 0 && r != 0 && r != own.rank) {
+            assert_int_equal(s.beats, 0);
+            continue;
+        }
+        assert_int_equal(s.rank, r);
+        assert_int_equal(s.main.step, 7 + r);
+        assert_string_equal(s.main.operation, operation);
+        assert_int_equal(s.worker[WORKER_SAVE].beats, 5);
+        assert_string_equal(s.worker[WORKER_SAVE].doing, "writing");
+    }
+    assert_int_equal(ended, -1);
+    stop();
 }
 
-/* The last host is silent for a while: rank 0 names it; then it is back. */
+static unsigned long old_beats;
+
+static bool is_back(void)
+{
+    return own.rank != 0 || state_of(last_rank).beats > old_beats;
+}
+
+/* The last host is silent for a while, then it is back. */
 TEST(test_silent)
 {
-    const int last = comm_size() - 1;
-    char expected[64];
-    if (last == 0)
+    if (comm_size() == 1)
         skip();
-    hosts_start(comm_rank());
-    comm_barrier();
-    if (comm_rank() == last)
+    start(comm_rank());
+    beat_until(is_heard);
+    if (own.rank == last_rank)
         usleep(1500000);
-    else
-        look_for(1.5);
-    snprintf(expected, sizeof expected, "rank %d on %%s", last);
-    if (comm_rank() == 0) {
-        assert_true(hosts_silence() >= 1);
-        assert_false(hosts_ended());
-        expect_named(1, expected, "silent");
+    else {
+        beat_for(0.5); /* what was sent before */
+        old_beats = state_of(last_rank).beats;
+        beat_for(0.5);
+        assert_int_equal(state_of(last_rank).beats, old_beats);
     }
+    assert_int_equal(ended, -1);
     comm_barrier();
-    look_for(0.1);
-    look_until(is_heard);
-    expect_named(1, "", "back");
-    look_for(0.1);
-    comm_barrier();
-    hosts_stop();
+    beat_until(is_back);
+    assert_int_equal(ended, -1);
+    stop();
 }
 
-/* The last host ends: rank 0 detects it at once, the others do not. Then rank 0 ends, which all
- * detect. */
+static bool has_ended(void)
+{
+    return ended >= 0 || own.rank == last_rank || (last_rank > 1 && own.rank != 0);
+}
+
+static bool first_has_ended(void)
+{
+    return ended == 0 || own.rank == 0 || own.rank == last_rank;
+}
+
+/* The last host ends: rank 0 detects it, the others do not. Then rank 0 ends, which all detect. */
 TEST(test_ended)
 {
-    const int rank = comm_rank(), last = comm_size() - 1;
-    char expected[64];
-    if (last == 0)
+    if (comm_size() == 1)
         skip();
-    hosts_start(rank);
-    comm_barrier();
-    look_for(0.1);
-    if (rank == last)
+    start(comm_rank());
+    beat_until(is_heard);
+    if (own.rank == last_rank)
         hosts_stop();
-    else if (rank == 0)
-        look_until(hosts_ended);
-    comm_barrier();
-    look_for(0.1);
-    snprintf(expected, sizeof expected, "rank %d on %%s", last);
-    assert_int_equal(hosts_ended(), rank == 0);
-    if (rank == 0)
-        expect_named(0, expected, "ended");
-    comm_barrier();
-    if (rank == 0)
+    beat_until(has_ended);
+    assert_int_equal(ended, own.rank == 0 ? last_rank : -1);
+    if (own.rank == 0)
         hosts_stop();
-    else if (rank < last) {
-        look_until(hosts_ended);
-        expect_named(0, "rank 0 on %s", "the first has ended");
-    }
-    hosts_stop();
+    beat_until(first_has_ended);
+    stop();
+}
+
+static bool is_told(void)
+{
+    return state_of(last_rank).leaving;
 }
 
 /* The last host sends that it ends all: rank 0 receives it and forwards it. */
 TEST(test_leaving)
 {
-    const int rank = comm_rank(), last = comm_size() - 1;
-    if (last == 0)
-        skip();
-    hosts_start(rank);
-    comm_barrier();
-    look_for(0.2);
-    assert_false(hosts_leaving());
-    comm_barrier();
-    is_leaving = rank == last;
-    if (rank == 0)
-        look_until(hosts_leaving);
-    else
-        look_for(0.2);
-    assert_int_equal(hosts_leaving(), rank == 0);
-    comm_barrier();
-    is_leaving = rank == 0;
-    look_for(0.2);
-    if (rank > 0)
-        look_until(hosts_leaving);
-    assert_false(hosts_ended());
-    is_leaving = false;
-    comm_barrier();
-    hosts_stop();
+    start(comm_rank());
+    beat_until(is_heard);
+    own.leaving = own.rank == last_rank;
+    state_write(&table[own.rank], &own.leaving, STATE_PART(leaving));
+    beat_until(is_told);
+    beat_until(nothing);
+    assert_int_equal(ended, -1);
+    stop();
 }
 
-/* Ranks of a host are printed as ranges, also if they are not consecutive: of 4, host 1 has ranks 1
- * and 3, and ends. */
-TEST(test_ranges)
+/* A host of several ranks, also if they are not consecutive: of 4, host 1 has ranks 1 and 3. */
+TEST(test_several_ranks)
 {
-    const int rank = comm_rank();
     if (comm_size() < 4)
         skip();
-    hosts_start(rank % 2);
-    comm_barrier();
-    if (rank == 1)
+    start(comm_rank() % 2);
+    beat_until(is_heard);
+    assert_int_equal(ended, -1);
+    if (own.rank == 1)
         hosts_stop();
-    if (rank == 0) {
-        look_until(hosts_ended);
-        expect_named(0, "ranks 1, 3 on %s", "every other");
-    }
-    comm_barrier();
-    hosts_stop();
-    comm_barrier();
-    hosts_start(rank < 3 ? 0 : 3);
-    comm_barrier();
-    if (rank == 0)
-        hosts_stop();
-    if (rank == 3) {
-        look_until(hosts_ended);
-        expect_named(0, "ranks 0-2 on %s", "a range");
-    }
-    hosts_stop();
+    for (int i = 0; i < 50 && own.rank == 0 && ended < 0; i++)
+        beat_for(0.1);
+    assert_int_equal(ended, own.rank == 0 ? 1 : -1);
+    stop();
 }
 
-/* A single host has no connections and never sees a failure. */
+/* A single host exchanges nothing. */
 TEST(test_one_host)
 {
-    hosts_start(0);
-    look_for(0.1);
-    assert_true(hosts_silence() == 0);
-    assert_false(hosts_ended());
-    hosts_stop();
+    start(0);
+    beat();
+    assert_int_equal(ended, -1);
+    stop();
 }
 
 int main(int argc, char **argv)

@@ -12,6 +12,7 @@
 #include "kernels/runtime/comm_mpi.h"
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/progress.h"
+#include "kernels/runtime/watchdog_marks.h"
 
 static int rank = 0, size = 1, local_rank = 0, local_size = 1;
 static MPI_Win host_memory = MPI_WIN_NULL;
@@ -32,14 +33,8 @@ static struct {
 };
 enum { NUM_GROUPS = sizeof groups / sizeof groups[0] };
 static pthread_t main_thread;
-static void (*before_waiting)(const char *operation);
 static void (*device_finish)(void);
 static const char *(*_Atomic device_error)(void);
-
-void comm_set_before_waiting(void (*call)(const char *operation))
-{
-    before_waiting = call;
-}
 
 void comm_set_device(void (*finish)(void), const char *(*error)(void))
 {
@@ -59,12 +54,6 @@ const char *comm_device_error(void)
 {
     const char *(*error)(void) = device_error;
     return error ? error() : NULL;
-}
-
-static void wait_in(const char *operation)
-{
-    if (before_waiting)
-        before_waiting(operation);
 }
 
 /* NOTE: MPI_Abort prints eight lines about itself after our error message. OpenMPI has no setting
@@ -285,7 +274,7 @@ void comm_barrier(void)
 {
     if (size == 1 || pretends)
         return;
-    wait_in("waiting for all ranks");
+    watchdog_mark_together("waiting for all ranks", -1);
     MPI_Barrier(MPI_COMM_WORLD);
 }
 
@@ -294,7 +283,7 @@ void comm_broadcast(void *data, size_t bytes, int root)
     const size_t most = 1 << 30; /* MPI counts in int */
     if (size == 1 || pretends)
         return;
-    wait_in("broadcast of host values");
+    watchdog_mark_together("broadcast of host values", -1);
     for (size_t at = 0; at < bytes; at += most)
         MPI_Bcast((char *)data + at, (int)(bytes - at < most ? bytes - at : most), MPI_BYTE, root,
                   MPI_COMM_WORLD);
@@ -312,7 +301,7 @@ void comm_gather(void *all, const void *own, size_t bytes, Ranks g)
         memcpy(all, own, bytes);
         return;
     }
-    wait_in("gather of host values");
+    watchdog_mark_together("gather of host values", -1);
     MPI_Allgather(own, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, comm_mpi(g));
 }
 
@@ -352,7 +341,7 @@ void comm_sum_over(double *x, int n, Ranks g)
     comm_count(SENT_HOST_VALUES, sizeof *x * (size_t)n, g);
     if (W == 1 || pretends)
         return;
-    wait_in("sum over ranks");
+    watchdog_mark_together("sum over ranks", -1);
     double *all = xmalloc(sizeof *all * (size_t)W * (size_t)n);
     MPI_Allgather(x, n, MPI_DOUBLE, all, n, MPI_DOUBLE, comm_mpi(g));
     memset(x, 0, sizeof *x * (size_t)n);
@@ -366,6 +355,6 @@ void comm_max(double *x, int n)
 {
     if (size == 1 || pretends)
         return;
-    wait_in("maximum over ranks");
+    watchdog_mark_together("maximum over ranks", -1);
     MPI_Allreduce(MPI_IN_PLACE, x, n, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
 }

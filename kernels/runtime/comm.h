@@ -13,10 +13,6 @@ int comm_size(void);
 int comm_local_rank(void); /* among the ranks of this host */
 int comm_local_size(void);
 
-/* `call` is called before the operations on host values below, in which the host waits for other
- * ranks, with the operation's name; NULL: no call. */
-void comm_set_before_waiting(void (*call)(const char *operation));
-
 /* Zeroed memory shared by the ranks of this host until comm_finish. All ranks call it, once. */
 void *comm_host_memory(size_t bytes);
 
@@ -58,7 +54,7 @@ size_t comm_ring_bytes(Sent what, size_t bytes, int ranks);
 void comm_count(Sent what, size_t bytes, Ranks g);
 size_t comm_sent(Sent what);
 
-/* Host values, over MPI. All ranks must call. */
+/* Host values, over MPI. All ranks must call; each call is a mark of watchdog_marks.h. */
 void comm_barrier(void);
 void comm_broadcast(void *data, size_t bytes, int root);
 /* x = sum over ranks, the same bits on every rank */

@@ -2,94 +2,98 @@
 #include "kernels/runtime/watchdog_marks.h"
 
 #include <stdio.h>
-#include <string.h>
 
-#include "kernels/runtime/watchdog_state.h"
+#include "kernels/runtime/rank_state.h"
 
-static RankState alone = { .stage = -1 };
-RankState *watchdog_own = &alone;
+static SharedState alone; /* no watchdog reads it */
+static SharedState *own = &alone;
 
-void watchdog_alone(void)
+void watchdog_show(SharedState *state)
 {
-    watchdog_own = &alone;
+    own = state ? state : &alone;
 }
 
-void shared_text_write(SharedText *t, const char *text)
+void watchdog_read_own(RankState *s)
 {
-    uint64_t word[sizeof t->word / sizeof *t->word] = { 0 };
-    snprintf((char *)word, sizeof word, "%s", text);
-    for (size_t i = 0; i < sizeof word / sizeof *word; i++)
-        atomic_store_explicit(&t->word[i], word[i], memory_order_relaxed);
+    state_read(s, own, STATE_WHOLE);
 }
 
-void shared_text_read(char text[OPERATION_NAME], const SharedText *t)
+static Marks marks(void)
 {
-    for (size_t i = 0; i < sizeof t->word / sizeof *t->word; i++) {
-        const uint64_t word = atomic_load_explicit(&t->word[i], memory_order_relaxed);
-        memcpy(text + i * sizeof word, &word, sizeof word);
-    }
+    Marks m;
+    state_read(&m, own, STATE_PART(main));
+    return m;
 }
 
-static void mark(const char *operation, int part, bool together)
+static void show(Marks m)
 {
-    shared_text_write(&watchdog_own->operation, operation);
-    watchdog_own->part = part;
-    watchdog_own->waits = together;
-    if (watchdog_own->stage < 0)
-        watchdog_own->together += together;
-    else
-        watchdog_own->inside += together;
-    watchdog_own->marks++;
+    state_write(own, &m, STATE_PART(main));
+}
+
+static void mark(const char *operation, int part, bool together, bool waits)
+{
+    Marks m = marks();
+    snprintf(m.operation, sizeof m.operation, "%s", operation);
+    m.part = part;
+    m.waits = waits;
+    *(m.stage < 0 ? &m.together : &m.inside) += together;
+    m.marks++;
+    show(m);
 }
 
 void watchdog_mark(const char *operation, int part)
 {
-    mark(operation, part, false);
+    mark(operation, part, false, false);
 }
 
 void watchdog_mark_together(const char *operation, int part)
 {
-    mark(operation, part, true);
+    mark(operation, part, true, true);
 }
 
 /* A neighbour makes other marks, so these are not counted. */
 void watchdog_mark_neighbour(const char *operation, int part)
 {
-    mark(operation, part, false);
-    watchdog_own->waits = true;
+    mark(operation, part, false, true);
 }
 
-void watchdog_enter_stage(int stage)
+void watchdog_set_stage(int stage)
 {
-    watchdog_own->inside = 0;
-    watchdog_own->stage = stage;
-}
-
-void watchdog_leave_stage(void)
-{
-    watchdog_own->stage = -1;
+    Marks m = marks();
+    m.inside = 0;
+    m.stage = stage;
+    show(m);
 }
 
 void watchdog_set_step(long step)
 {
-    watchdog_own->step = step;
+    Marks m = marks();
+    m.step = step;
+    show(m);
 }
 
 void watchdog_set_patient(bool patient)
 {
-    watchdog_own->patient = patient;
-}
-
-void watchdog_beat(Worker w, const char *doing)
-{
-    WorkerState *s = &watchdog_own->worker[w];
-    if (doing)
-        shared_text_write(&s->doing, doing);
-    s->busy = doing != NULL;
-    s->beats++;
+    Marks m = marks();
+    m.patient = patient;
+    show(m);
 }
 
 void watchdog_wait_for(Worker w)
 {
-    watchdog_own->needs = (int)w;
+    Marks m = marks();
+    m.needs = w;
+    show(m);
+}
+
+void watchdog_beat(Worker w, const char *doing)
+{
+    const size_t at = offsetof(RankState, worker) + sizeof(WorkerState) * w;
+    WorkerState s;
+    state_read(&s, own, at, sizeof s);
+    if (doing)
+        snprintf(s.doing, sizeof s.doing, "%s", doing);
+    s.busy = doing != NULL;
+    s.beats++;
+    state_write(own, &s, at, sizeof s);
 }

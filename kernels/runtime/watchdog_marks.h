@@ -3,6 +3,7 @@
 #pragma once
 #include <stdbool.h>
 
+#include "kernels/runtime/rank_state.h"
 #include "kernels/runtime/workers.h"
 
 /* This rank is about to do `operation`, a noun ("forward", "reading tokens"), on this part (-1:
@@ -15,10 +16,9 @@ void watchdog_mark(const char *operation, int part);
 void watchdog_mark_together(const char *operation, int part);
 
 /* With pipeline stages ranks of different stages do different things in between: the following
- * marks `together` are compared with those of ranks of this stage only, until watchdog_leave_stage.
+ * marks `together` are compared with those of ranks of this stage only, until a stage of -1.
  * watchdog_mark_neighbour: waits for a neighbouring stage. */
-void watchdog_enter_stage(int stage);
-void watchdog_leave_stage(void);
+void watchdog_set_stage(int stage);
 void watchdog_mark_neighbour(const char *operation, int part);
 
 void watchdog_set_step(long step); /* the step that the following marks belong to */
@@ -35,3 +35,8 @@ void watchdog_wait_for(Worker w);
  * timeout itself. */
 enum { PATIENCE = 3 };
 void watchdog_set_patient(bool patient);
+
+/* For the watchdog: where this rank writes its state from now on (NULL: where no watchdog reads
+ * it), and what it has written. */
+void watchdog_show(SharedState *state);
+void watchdog_read_own(RankState *s);

@@ -21,6 +21,7 @@
 
 /* in our step<N>.tmp and .old, and in a step<N> before it is renamed to one */
 static const char mark[] = ".unfinished";
+static const char aborted[] = "-aborted", average[] = "-average";
 static char *unfinished; /* by folder_prepare */
 static bool no_links;    /* found by folder_try */
 
@@ -83,21 +84,14 @@ long folder_foreign_step(const char *save_folder)
 
 /* ---- names, links, the disk ------------------------------------------------------------------ */
 
-/* The first of path, path2, path3, ... that does not exist. */
-static char *free_name(const char *path)
-{
-    char *name = xstrdup(path);
-    for (int k = 2; file_exists(name); k++) {
-        free(name);
-        name = xasprintf("%s%d", path, k);
-    }
-    return name;
-}
-
+/* The first of step<N><suffix>, step<N><suffix>2, ... that does not exist. */
 static char *free_step_name(const char *save_folder, long step, const char *suffix)
 {
-    char *path = step_path(save_folder, step, suffix), *name = free_name(path);
-    free(path);
+    char *name = step_path(save_folder, step, suffix);
+    for (int k = 2; file_exists(name); k++) {
+        free(name);
+        name = xasprintf("%s/step%ld%s%d", save_folder, step, suffix, k);
+    }
     return name;
 }
 
@@ -194,111 +188,80 @@ void folder_remove_tree(const char *path)
         leave(path);
 }
 
-/* Removes every step<N><suffix> that has our mark, or is empty; with `only_if_replaced`, only if
- * there is a step<N>. */
-static void remove_marked(const char *save_folder, const char *suffix, bool only_if_replaced)
+/* Removes every step<N>.tmp and step<N>.old that has our mark, or is empty. Without `all` a
+ * step<N>.old stays that no step<N> replaces. */
+static void remove_marked(const char *save_folder, bool all)
 {
-    char **path = NULL;
-    int count = 0;
     DIR *dir = opendir(save_folder);
     for (struct dirent *entry; dir && (entry = readdir(dir));) {
-        const long step = file_step(entry->d_name, suffix, true);
-        char *replacing = step_path(save_folder, step, "");
-        if (step >= 0 && (!only_if_replaced || file_exists(replacing))) {
-            path = xrealloc(path, sizeof *path * (size_t)(count + 1));
-            path[count++] = xasprintf("%s/%s", save_folder, entry->d_name);
-        }
+        const long old = file_step(entry->d_name, ".old", true);
+        char *path = xasprintf("%s/%s", save_folder, entry->d_name),
+             *replacing = step_path(save_folder, old, "");
+        if ((file_step(entry->d_name, ".tmp", true) >= 0 ||
+             (old >= 0 && (all || file_exists(replacing)))) &&
+            !is_link(path) && rmdir(path) != 0 && file_is_in(path, mark))
+            folder_remove_tree(path);
+        free(path);
         free(replacing);
     }
     if (dir)
         closedir(dir);
-    for (int i = 0; i < count; i++) {
-        if (is_link(path[i]) || rmdir(path[i]) == 0)
-            continue;
-        if (file_is_in(path[i], mark))
-            folder_remove_tree(path[i]);
-    }
-    for (int i = 0; i < count; i++)
-        free(path[i]);
-    free(path);
 }
 
 void folder_clean(const char *save_folder)
 {
-    remove_marked(save_folder, ".tmp", false);
-    remove_marked(save_folder, ".old", true);
+    remove_marked(save_folder, false);
 }
 
-/* Deletes the entry `name` of save_folder, which starts with step<N>. Renames it first: a
- * half-deleted checkpoint must not look complete. `must`: dies if it cannot be deleted. */
-static void remove_named(const char *save_folder, const char *name, bool must)
+/* Whether this program made the folder step<N><suffix>, or it is a link in place of one. */
+static bool is_ours(const char *path, const char *suffix)
 {
-    char *path = xasprintf("%s/%s", save_folder, name);
-    char *temporary = free_step_name(save_folder, strtol(name + 4, NULL, 10), ".tmp");
-    const bool link = is_link(path), ours = link || saved_as_ours(path);
-    if (ours && !link && !put_mark(path) && !must)
-        leave(path);
-    else if (ours && rename(path, temporary) == 0)
+    return strcmp(suffix, average) == 0   ? file_is_in(path, "average.json")
+           : strcmp(suffix, aborted) == 0 ? saved_as_read(path) == SAVED_ABORTED
+                                          : is_link(path) || saved_as_ours(path);
+}
+
+/* Deletes `path`, which it renames first: a half-deleted checkpoint must not look complete. `must`:
+ * dies if it cannot. */
+static void discard(const char *path, const char *temporary, bool must)
+{
+    const bool marked = is_link(path) || put_mark(path);
+    if ((marked || must) && rename(path, temporary) == 0)
         folder_remove_tree(temporary);
-    else if (ours && must)
+    else if (must)
         die("%s: cannot delete: %s; delete it, or give another --save_folder", path,
             strerror(errno));
-    else if (ours) {
+    else {
         leave(path);
         take_mark(path);
     }
-    free(path);
-    free(temporary);
 }
 
-void folder_remove_step(const char *save_folder, long step)
-{
-    char name[32];
-    snprintf(name, sizeof name, "step%ld", step);
-    remove_named(save_folder, name, false);
-}
-
-/* Our step<N>-average with N from `first` to `last`, not other folders of that name. */
-static void remove_averages(const char *save_folder, long first, long last)
+/* Deletes our step<N><suffix> with N from `first` to `last`, the last one first. */
+static void remove_range(const char *save_folder, const char *suffix, long first, long last,
+                         bool must)
 {
     long *steps;
-    for (int i = file_steps(&steps, save_folder, "-average") - 1; i >= 0; i--) {
-        char *path = step_path(save_folder, steps[i], "-average"),
+    for (int i = file_steps(&steps, save_folder, suffix) - 1; i >= 0; i--) {
+        char *path = step_path(save_folder, steps[i], suffix),
              *temporary = free_step_name(save_folder, steps[i], ".tmp");
-        const bool ours = steps[i] >= first && steps[i] <= last && file_is_in(path, "average.json");
-        if (ours && put_mark(path) && rename(path, temporary) == 0)
-            folder_remove_tree(temporary);
-        else if (ours)
-            leave(path);
+        if (steps[i] >= first && steps[i] <= last && is_ours(path, suffix))
+            discard(path, temporary, must);
         free(path);
         free(temporary);
     }
     free(steps);
 }
 
-void folder_remove_later(const char *save_folder, long step)
+void folder_remove_step(const char *save_folder, long step)
 {
-    long *steps;
-    remove_averages(save_folder, step + 1, LONG_MAX);
-    for (int i = file_steps(&steps, save_folder, "") - 1; i >= 0 && steps[i] > step; i--) {
-        char name[32];
-        snprintf(name, sizeof name, "step%ld", steps[i]);
-        remove_named(save_folder, name, true);
-    }
-    free(steps);
+    remove_range(save_folder, "", step, step, false);
 }
 
-/* All our step<N>-aborted, not other folders of that name. */
-static void remove_aborted(const char *save_folder)
+void folder_remove_later(const char *save_folder, long step)
 {
-    long *steps;
-    for (int i = file_steps(&steps, save_folder, "-aborted") - 1; i >= 0; i--) {
-        char *path = step_path(save_folder, steps[i], "-aborted");
-        if (saved_as_read(path) == SAVED_ABORTED)
-            remove_named(save_folder, strrchr(path, '/') + 1, false);
-        free(path);
-    }
-    free(steps);
+    remove_range(save_folder, average, step + 1, LONG_MAX, false);
+    remove_range(save_folder, "", step + 1, LONG_MAX, true);
 }
 
 /* `latest` is deleted last: an interruption leaves a run that can be continued, or nothing. */
@@ -306,9 +269,8 @@ void folder_clear(const char *save_folder)
 {
     char *latest = xasprintf("%s/latest", save_folder), *name = pointer_read(latest);
     folder_remove_later(save_folder, -1);
-    remove_aborted(save_folder);
-    remove_marked(save_folder, ".tmp", false);
-    remove_marked(save_folder, ".old", false);
+    remove_range(save_folder, aborted, 0, LONG_MAX, false);
+    remove_marked(save_folder, true);
     if (name && unlink(latest) != 0)
         die("%s: cannot delete: %s", latest, strerror(errno));
     free(latest);
@@ -319,34 +281,30 @@ void folder_clear(const char *save_folder)
 
 void folder_try(const char *save_folder)
 {
-    static const char *const names[] = { ".try-save", ".try-saved", ".try-link" };
-    char *path[3];
-    for (int i = 0; i < 3; i++) {
-        path[i] = xasprintf("%s/%s", save_folder, names[i]);
-        folder_remove_tree(path[i]);
-    }
-    const bool made = mkdir(path[0], 0777) == 0,
-               full = !made && (errno == ENOSPC || errno == EDQUOT);
-    if (!made && !full)
+    char *made = xasprintf("%s/.try-save", save_folder), *moved = xasprintf("%sd", made),
+         *link = xasprintf("%s/link", moved);
+    folder_remove_tree(made);
+    folder_remove_tree(moved);
+    if (mkdir(made, 0777) == 0) {
+        folder_sync(made);
+        if (rename(made, moved) != 0)
+            die("save_folder %s: cannot rename a folder in it: %s; complete checkpoints are "
+                "renamed, so give a --save_folder on another file system",
+                save_folder, strerror(errno));
+        no_links = symlink("saved", link) != 0;
+        if (no_links)
+            warn("save_folder %s: cannot create symbolic links there (%s): `latest` is a file that "
+                 "names the newest checkpoint",
+                 save_folder, strerror(errno));
+        folder_remove_tree(moved);
+    } else if (errno != ENOSPC &&
+               errno != EDQUOT) /* a full disk may have space at the first save */
         die("save_folder %s: cannot create a folder in it: %s; give another --save_folder",
             save_folder, strerror(errno));
-    if (made)
-        folder_sync(path[0]);
-    if (made && rename(path[0], path[1]) != 0)
-        die("save_folder %s: cannot rename a folder in it: %s; complete checkpoints are renamed, "
-            "so give a "
-            "--save_folder on another file system",
-            save_folder, strerror(errno));
     folder_sync(save_folder);
-    no_links = !full && symlink(names[1], path[2]) != 0;
-    if (no_links)
-        warn("save_folder %s: cannot create symbolic links there (%s): `latest` is a file that "
-             "names the newest checkpoint",
-             save_folder, strerror(errno));
-    for (int i = 0; i < 3; i++) {
-        folder_remove_tree(path[i]);
-        free(path[i]);
-    }
+    free(made);
+    free(moved);
+    free(link);
 }
 
 char *folder_choose(const char *save_folder, long step)
@@ -365,29 +323,16 @@ void folder_prepare(const char *temporary)
 
 void folder_point_latest(const char *save_folder, const char *target)
 {
-    char *latest = xasprintf("%s/latest", save_folder), *usual = xasprintf("%s.tmp", latest),
-         *left = pointer_read(usual);
-    if (left && file_step(left, "", false) >= 0 && unlink(usual) != 0)
-        die("%s: cannot delete: %s", usual, strerror(errno));
-    char *temporary = free_name(usual), *line = xasprintf("%s\n", target);
+    char *latest = xasprintf("%s/latest", save_folder),
+         *temporary = xasprintf("%s/.latest.tmp", save_folder), *line = xasprintf("%s\n", target);
+    unlink(temporary);
     if (no_links || symlink(target, temporary) != 0)
         folder_write(temporary, line, strlen(line));
     move(temporary, latest);
     folder_sync(save_folder);
     free(latest);
-    free(usual);
-    free(left);
     free(temporary);
     free(line);
-}
-
-/* If the mark cannot be deleted it has no effect in a step<N>. */
-static void point_latest_to_step(const char *save_folder, long step)
-{
-    char *path = step_path(save_folder, step, "");
-    take_mark(path);
-    folder_point_latest(save_folder, strrchr(path, '/') + 1);
-    free(path);
 }
 
 void folder_publish(const char *save_folder, long step)
@@ -404,12 +349,13 @@ void folder_publish(const char *save_folder, long step)
     }
     move(unfinished, path);
     folder_sync(save_folder);
-    point_latest_to_step(save_folder, step);
+    take_mark(path); /* if it cannot be deleted it has no effect in a step<N> */
+    folder_point_latest(save_folder, strrchr(path, '/') + 1);
     if (foreign)
         warn("%s was no checkpoint of this run; it was renamed to %s", path, old);
     else if (old)
         folder_remove_tree(old);
-    remove_marked(save_folder, ".old", true);
+    folder_clean(save_folder);
     free(path);
     free(old);
 }
@@ -428,14 +374,14 @@ static char *put(const char *save_folder, long step, const char *suffix)
 
 char *folder_set_aside(const char *save_folder, long step)
 {
-    remove_aborted(save_folder);
-    return put(save_folder, step, "-aborted");
+    remove_range(save_folder, aborted, 0, LONG_MAX, false);
+    return put(save_folder, step, aborted);
 }
 
 char *folder_put_average(const char *save_folder, long step)
 {
-    remove_averages(save_folder, step, step);
-    return put(save_folder, step, "-average");
+    remove_range(save_folder, average, step, step, false);
+    return put(save_folder, step, average);
 }
 
 /* ---- texts for messages ---------------------------------------------------------------------- */
@@ -456,11 +402,11 @@ char *folder_say_others(const char *checkpoint)
     long step, *steps, best = -1;
     int end = 0;
     if (slash && sscanf(slash, "/step%ld%n", &step, &end) == 1) {
-        if (slash[end]) /* step6-aborted: step6 is an alternative */
-            step = LONG_MAX;
+        const bool whole = !slash[end]; /* for step6-aborted, step6 is another one */
         *slash = '\0';
-        for (int i = file_steps(&steps, path, "") - 1; i >= 0; i--)
-            if (steps[i] != step && (best < 0 || (best > step && steps[i] < best)))
+        const int count = file_steps(&steps, path, "");
+        for (int i = 0; i < count; i++)
+            if (!whole || (steps[i] != step && (best < 0 || steps[i] < step)))
                 best = steps[i];
         free(steps);
     }

@@ -12,7 +12,7 @@
 void stages_enter(const ParamStore *store)
 {
     if (store->pipe.stages > 1)
-        watchdog_enter_stage(store->pipe.stage);
+        watchdog_set_stage(store->pipe.stage);
 }
 
 int stages_head_rank(const ParamStore *store)

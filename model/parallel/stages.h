@@ -10,7 +10,7 @@
 #include "model/shape/buffers.h"
 #include "model/store/fsdp.h"
 
-/* Between stages_enter and watchdog_leave_stage a rank does not wait for all others: its marks are
+/* Between stages_enter and watchdog_set_stage(-1) a rank does not wait for all others: its marks are
  * those of its stage. */
 void stages_enter(const ParamStore *store);
 

@@ -14,8 +14,9 @@
 #include "model/run/pieces.h"
 #include "model/update/update.h"
 
-static const char remedy[] = "Lower optimizer.learning_rate, clip gradients (max_grad_norm) or "
-                             "look at the data of these steps";
+#define REMEDY \
+    "Lower optimizer.learning_rate, clip gradients (max_grad_norm) or look at the data of these " \
+    "steps"
 
 void divergence_warn(Run *r, const StepStats *t)
 {
@@ -32,29 +33,24 @@ void divergence_warn(Run *r, const StepStats *t)
     if (diverged && (!r->diverged || run_is_over(r)))
         warn("step %ld: the loss is %.4g, that of an untrained model is %.4g: this model has "
              "diverged. %s",
-             t->step, t->loss, guess, remedy);
+             t->step, t->loss, guess, REMEDY);
     r->diverged = diverged;
 }
 
-/* Saves the state, and describes what a next run can load. malloc'ed. */
-static char *leave(Run *r)
+/* Saves the state and ends the run; what: what has happened, except for the step. */
+static _Noreturn void end(Run *r, long step, const char *what, const char *advice)
 {
     const Config *c = r->config;
-    const bool keeps = c->save_num_checkpoints_to_keep != 0;
+    char *aside = NULL;
     watchdog_set_patient(true);
     watchdog_mark_together("saving what is left", -1);
     if (r->unproven)
         checkpoint_drop();
     checkpoint_finish();
-    char *aside =
-        keeps ? checkpoint_set_aside(c, &r->store, &r->state, CHECKPOINT_FILE_BYTES) : NULL;
-    char *latest = folder_say_latest(c->save_folder);
-    char *text =
-        aside ? xasprintf("%s; the state at the end of the run is saved in %s", latest, aside)
-              : xasprintf("%s", latest);
-    free(aside);
-    free(latest);
-    return text;
+    if (c->save_num_checkpoints_to_keep != 0)
+        aside = checkpoint_set_aside(c, &r->store, &r->state, CHECKPOINT_FILE_BYTES);
+    die("step %ld: %s; %s%s%s. %s", step, what, folder_say_latest(c->save_folder),
+        aside ? "; the state at the end of the run is saved in " : "", aside ? aside : "", advice);
 }
 
 /* Tests the current weights on the first micro-batch; later ones may be empty at the end of an
@@ -78,12 +74,10 @@ static bool gives_finite_step(Run *r)
 
 void divergence_check(Run *r)
 {
+    static const char what[] = "after its update the loss or gradient is not finite";
     if (r->unproven && r->batch.sequences > 0 && !gives_finite_step(r)) {
-        warn("step %ld: after its update the loss or gradient is not finite: the run ends",
-             r->state.step);
-        char *left = leave(r);
-        die("step %ld: after its update the loss or gradient is not finite; %s. %s", r->state.step,
-            left, remedy);
+        warn("step %ld: %s: the run ends", r->state.step, what);
+        end(r, r->state.step, what, REMEDY);
     }
     r->unproven = false;
 }
@@ -91,14 +85,13 @@ void divergence_check(Run *r)
 void divergence_end(Run *r, int steps)
 {
     const bool all = r->state.step - r->first_step == steps;
-    const char *what = steps == 1   ? "the run ends with a step"
-                       : steps == 2 ? "the run ends with two steps"
-                                    : "the third step in a row";
-    /* now, as the disk may be full */
-    warn("step %ld: %s whose loss or gradient is not finite", r->state.step, what);
-    char *left = leave(r);
-    die("step %ld: %s whose loss or gradient is not finite; %s. %s", r->state.step, what, left,
-        all ? "No step of this run was finite: check the loaded model and the data" : remedy);
+    char *what = xasprintf("%s whose loss or gradient is not finite",
+                           steps == 1   ? "the run ends with a step"
+                           : steps == 2 ? "the run ends with two steps"
+                                        : "the third step in a row");
+    warn("step %ld: %s", r->state.step, what); /* now, as the disk may be full */
+    end(r, r->state.step, what,
+        all ? "No step of this run was finite: check the loaded model and the data" : REMEDY);
 }
 
 void divergence_end_spike(Run *r, const TrainState *before)
@@ -106,7 +99,5 @@ void divergence_end_spike(Run *r, const TrainState *before)
     const long step = r->state.step;
     r->state = *before;
     r->unproven = false; /* the loss of a spike is finite */
-    char *left = leave(r);
-    die("step %ld: a spike ends the run (spikes=stop); %s. %s, or continue with --spikes=skip",
-        step, left, remedy);
+    end(r, step, "a spike ends the run (spikes=stop)", REMEDY ", or continue with --spikes=skip");
 }

@@ -156,7 +156,7 @@ static int next_token(Generator *g, const int *tokens, int count, int prompt, in
         token = sample_token(g->logits, c->model.vocab_size, &s,
                              ((uint64_t)prompt << 32) + (uint64_t)position);
     }
-    watchdog_leave_stage();
+    watchdog_set_stage(-1);
     comm_broadcast(&token, sizeof token, stages_head_rank(&g->store));
     if (token < 0)
         die("prompt %d: a logit after token %d is not finite: the model has diverged, or its "

@@ -104,7 +104,7 @@ static bool pass(Samples *s, Model *m, ParamStore *store, int first, int count, 
     stages_enter(store);
     model_put_sequences(m, batch);
     pass_forward(m, store);
-    watchdog_leave_stage();
+    watchdog_set_stage(-1);
     for (int i = first; i < first + count; i++) {
         if (s->over[i])
             continue;
@@ -114,7 +114,7 @@ static bool pass(Samples *s, Model *m, ParamStore *store, int first, int count, 
             stages_head_rank(store) + last / own * row_parts(&m->text) + row / m->text.N;
         stages_enter(store);
         int token = next_token(s, m, store, row % m->text.N);
-        watchdog_leave_stage();
+        watchdog_set_stage(-1);
         comm_broadcast(&token, sizeof token, owner);
         add_token(s, i, token);
     }

@@ -1,6 +1,7 @@
 #include "model/run/save_folder.h"
 
 #include <errno.h>
+#include <libgen.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,22 +18,18 @@
 
 void save_folder_make(const char *path)
 {
-    char *p = xstrdup(path);
-    for (char *s = p + 1;; s++) {
-        char c = *s;
-        if (c != '/' && c != '\0')
-            continue;
-        *s = '\0';
-        struct stat status;
-        if (mkdir(p, 0777) != 0 && errno != EEXIST)
-            die("save_folder %s: cannot create %s: %s", path, p, strerror(errno));
-        if (stat(p, &status) != 0 || !S_ISDIR(status.st_mode))
-            die("save_folder %s: %s is no folder; give another --save_folder", path, p);
-        *s = c;
-        if (c == '\0')
-            break;
+    struct stat status;
+    char *copy = xstrdup(path);
+    int error = mkdir(path, 0777) == 0 ? 0 : errno;
+    if (error == ENOENT) {
+        save_folder_make(dirname(copy));
+        error = mkdir(path, 0777) == 0 ? 0 : errno;
     }
-    free(p);
+    if (error && error != EEXIST)
+        die("save_folder: cannot create %s: %s", path, strerror(error));
+    if (stat(path, &status) != 0 || !S_ISDIR(status.st_mode))
+        die("save_folder: %s is no folder; give another --save_folder", path);
+    free(copy);
 }
 
 /* ---- existing content ------------------------------------------------------------------------ */
@@ -53,22 +50,30 @@ static bool holds_run(const char *folder)
     return found;
 }
 
+/* Whether it is the folder, or lies in it. */
 static bool lies_in(const char *path, const char *folder)
 {
     char *inner = realpath(path, NULL), *outer = realpath(folder, NULL);
     const size_t n = outer ? strlen(outer) : 0;
-    const bool lies = inner && outer && strncmp(inner, outer, n) == 0 && inner[n] == '/';
+    const bool lies =
+        inner && outer && strncmp(inner, outer, n) == 0 && (!inner[n] || inner[n] == '/');
     free(inner);
     free(outer);
     return lies;
 }
 
-static bool is_step(const char *folder, long step, const char *path)
+/* N of the folder's step<N> that is `path`, perhaps through links; -1: none is. */
+static long step_in(const char *folder, const char *path)
 {
-    char *entry = xasprintf("%s/step%ld", folder, step);
-    const bool same = file_is_same(entry, path);
-    free(entry);
-    return same;
+    long *steps, found = -1;
+    for (int i = file_steps(&steps, folder, "") - 1; i >= 0 && found < 0; i--) {
+        char *entry = xasprintf("%s/step%ld", folder, steps[i]);
+        if (file_is_same(entry, path))
+            found = steps[i];
+        free(entry);
+    }
+    free(steps);
+    return found;
 }
 
 static bool is_latest(const char *folder, const char *path)
@@ -82,18 +87,10 @@ static bool is_latest(const char *folder, const char *path)
 /* Whether `path` is an entry of the folder, or the target of a link among its checkpoints. */
 static bool is_entry(const char *folder, const char *path)
 {
-    size_t n = strlen(path);
-    while (n > 1 && path[n - 1] == '/')
-        n--;
-    while (n > 0 && path[n - 1] != '/')
-        n--;
-    char *parent = xasprintf("%.*s.", (int)n, path);
-    long *steps;
-    bool found = file_is_same(parent, folder) || is_latest(folder, path);
-    for (int i = file_steps(&steps, folder, "") - 1; i >= 0 && !found; i--)
-        found = is_step(folder, steps[i], path);
-    free(steps);
-    free(parent);
+    char *copy = xstrdup(path);
+    const bool found = file_is_same(dirname(copy), folder) || is_latest(folder, path) ||
+                       step_in(folder, path) >= 0;
+    free(copy);
     return found;
 }
 
@@ -133,8 +130,7 @@ static void check_rewind(const Config *c)
 static void check_base(const Config *c)
 {
     const Lora *l = &c->model.lora;
-    if (l->rank > 0 && l->base_path &&
-        (file_is_same(l->base_path, c->save_folder) || lies_in(l->base_path, c->save_folder)))
+    if (l->rank > 0 && l->base_path && lies_in(l->base_path, c->save_folder))
         die("%s, the base of the adapters (lora.rank %d), is in save_folder %s, where a run "
             "overwrites files and deletes "
             "checkpoints: give the adapters a save_folder of their own",
@@ -197,7 +193,7 @@ bool save_folder_has(const Config *c, long step)
     if (comm_rank() == 0) {
         char *real = realpath(c->load_folder, NULL), name[32];
         snprintf(name, sizeof name, "/step%ld", step);
-        has = is_step(c->save_folder, step, c->load_folder) ||
+        has = step_in(c->save_folder, c->load_folder) == step ||
               is_latest(c->save_folder, c->load_folder) ||
               (real && strcmp(strrchr(real, '/'), name) == 0);
         free(real);
@@ -211,7 +207,7 @@ static void point_latest(const Config *c, long step)
 {
     char name[32], *real = realpath(c->load_folder, NULL);
     snprintf(name, sizeof name, "step%ld", step);
-    const bool here = is_step(c->save_folder, step, c->load_folder);
+    const bool here = step_in(c->save_folder, c->load_folder) == step;
     if (here || real)
         folder_point_latest(c->save_folder, here ? name : real);
     free(real);

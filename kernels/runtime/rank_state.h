@@ -1,0 +1,50 @@
+/* What ranks show the watchdogs: watchdog_marks.c writes it, hosts.c brings it to other hosts, and
+ * watchdog.c reads it. */
+#pragma once
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/runtime/workers.h"
+
+/* A thread that works for the main one. */
+typedef struct {
+    unsigned long beats;
+    bool busy;
+    char doing[OPERATION_NAME];
+} WorkerState;
+
+/* The main thread. */
+typedef struct {
+    unsigned long marks;    /* calls of watchdog_mark, _together and _neighbour */
+    unsigned long together; /* calls of watchdog_mark_together, without those that ... */
+    unsigned long inside;   /* ... only ranks of `stage` make, since watchdog_set_stage */
+    long step;
+    int stage, part; /* -1: none */
+    Worker needs;    /* the worker that it waits for */
+    bool waits;      /* the last mark was _together or _neighbour */
+    bool patient;
+    char operation[OPERATION_NAME]; /* "": none yet */
+} Marks;
+
+typedef struct {
+    long rank, leader, pid; /* leader: the first rank of its host */
+    char host[64];
+    unsigned long beats; /* of the watchdog's thread; 0: none has come */
+    long leaving;        /* not 0: it ends all ranks with its own message */
+    Marks main;
+    WorkerState worker[NUM_WORKERS]; /* NO_WORKER is never busy */
+} RankState;
+
+/* A RankState in memory shared by threads and processes. One thread at a time writes a part. A
+ * reader at the same time gets words of the old part and of the new one. */
+typedef struct {
+    _Atomic uint64_t word[sizeof(RankState) / sizeof(uint64_t)];
+} SharedState;
+
+/* offset and bytes of a part, whole words */
+#define STATE_PART(member) offsetof(RankState, member), sizeof(((RankState *)0)->member)
+#define STATE_WHOLE 0, sizeof(RankState)
+void state_write(SharedState *to, const void *part, size_t at, size_t bytes);
+void state_read(void *part, const SharedState *from, size_t at, size_t bytes);
