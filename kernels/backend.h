@@ -3,9 +3,9 @@
  * operations call each other by these names. */
 #pragma once
 #include "kernels/collectives.h"
-#include "kernels/gptq.h"
+#include "kernels/gptq_layer.h"
 #include "kernels/kernels.h"
-#include "kernels/nf4.h"
+#include "kernels/nf4_map.h"
 #include "kernels/runtime/device.h"
 
 #define OP(name, ...) extern __typeof__(name) backend_##name;

@@ -14,7 +14,7 @@
 #include "model/store/offload.h"
 #include "model/plan_model.h"
 #include "model/block/projector.h"
-#include "model/shape/rope.h"
+#include "model/shape/rope_table.h"
 #include "model/parallel/stages.h"
 #include "model/parallel/tensor_ranks.h"
 

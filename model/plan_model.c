@@ -11,7 +11,7 @@
 #include "model/plan/plan.h"
 #include "model/plan/plan_head.h"
 #include "model/store/param_store_sizes.h"
-#include "model/update/muon.h"
+#include "model/update/muon_step.h"
 #include "model/store/offload.h"
 #include "model/parallel/stages.h"
 #include "model/parallel/tensor_ranks.h"

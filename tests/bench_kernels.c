@@ -4,7 +4,7 @@
  * compared with a device copy measured in the same run (bytes read + written), GEMMs and attention
  * with the data sheet. All tensors are larger than the L2 cache. On a CPU the shape shrinks to a
  * few tokens, only to show that every operation runs. */
-#include "kernels/nf4.h"
+#include "kernels/nf4_map.h"
 #include "tests/bench_attention.h"
 #include "tests/bench_lora.h"
 #include "tests/bench_tensors.h"

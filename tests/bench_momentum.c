@@ -134,7 +134,7 @@ void __wrap_muon_momentum(Tensor u, Tensor m, Tensor grad, float momentum, bool 
     free(exact);
 }
 
-/* X of u, as model/update/muon.c makes it; to be freed. */
+/* X of u, as model/update/muon_step.c makes it; to be freed. */
 static float *orthogonalized(Tensor u, float eps)
 {
     const bool tall = u.rows > u.cols;

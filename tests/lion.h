@@ -6,7 +6,7 @@
 
 #include "kernels/random.h"
 #include "kernels/runtime/device.h"
-#include "model/shape/optimizer.h"
+#include "model/shape/optimizer_table.h"
 #include "model/run/quant_stats.h"
 
 /* u = sign(b1 m + (1-b1) g); m = b2 m + (1-b2) g; w -= lr (u + weight_decay w). m is F32, w F32 or

@@ -1,6 +1,6 @@
 /* Calibrated exports: codes are GPTQ's for the inputs of each layer in the trainer's own forward,
  * after exported blocks; losses are those of the folders; impossible requests are refused. */
-#include "kernels/gptq.h"
+#include "kernels/gptq_layer.h"
 #include "kernels/values.h"
 #include "model/block/block.h"
 #include "model/checkpoint/weight_codes.h"

@@ -1,6 +1,6 @@
 /* Exports as codes and scales: each tensor of each format against the formats' definitions, element
  * by element. */
-#include "kernels/nf4.h"
+#include "kernels/nf4_map.h"
 #include "tests/test.h"
 #include "tests/coded.h"
 

@@ -10,7 +10,7 @@
 #include "kernels/runtime/operations.h"
 #include "kernels/runtime/trace.h"
 #include "kernels/values.h"
-#include "model/update/muon.h"
+#include "model/update/muon_step.h"
 #include "tests/sanitized.h"
 
 /* ---- clocks ---------------------------------------------------------------------------------- */

@@ -1,6 +1,6 @@
 /* GPTQ of a layer against its published form in double precision, which inverts H; H = 1, and H
  * without a factor. */
-#include "kernels/gptq.h"
+#include "kernels/gptq_layer.h"
 #include "model/checkpoint/weight_codes.h"
 #include "tests/test.h"
 #include "tests/kit.h"

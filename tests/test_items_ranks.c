@@ -9,7 +9,7 @@
 #include "kernels/kernels.h"
 #include "model/store/fsdp.h"
 #include "model/store/param_store_sizes.h"
-#include "model/update/muon.h"
+#include "model/update/muon_step.h"
 #include "model/update/update.h"
 
 enum { SEED = 5 };

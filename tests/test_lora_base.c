@@ -2,7 +2,7 @@
  * result of whole matrices; read from bitsandbytes' folders; in parts, by tensor ranks; and never
  * saved. */
 #include "kernels/dynamic8.h"
-#include "kernels/nf4.h"
+#include "kernels/nf4_map.h"
 #include "model/store/quantized_weights.h"
 #include "tests/test.h"
 #include "tests/adapted.h"

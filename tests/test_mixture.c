@@ -3,7 +3,7 @@
  * test_mix_runs.c. */
 #include "data/loader.h"
 #include "data/shuffle.h"
-#include "model/run/mix.h"
+#include "model/run/mixture.h"
 #include "kernels/runtime/error.h"
 
 #include <stdio.h>

@@ -8,7 +8,7 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/operations.h"
 #include "model/checkpoint/safetensors.h"
-#include "model/update/muon.h"
+#include "model/update/muon_step.h"
 #include "model/run/quant_stats.h"
 #include "tests/ranks_case.h"
 

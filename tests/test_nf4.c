@@ -1,6 +1,6 @@
 /* NF4 against bitsandbytes (tests/golden/nf4, scripts/golden_nf4.py), bit for bit; and all shapes
  * and formats, with the same bits on both back ends. */
-#include "kernels/nf4.h"
+#include "kernels/nf4_map.h"
 #include "kernels/dynamic8.h"
 #include "model/checkpoint/nf4_source.h"
 #include "tests/test.h"

@@ -10,7 +10,7 @@
 
 #include <math.h>
 
-#include "kernels/gptq.h"
+#include "kernels/gptq_layer.h"
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/operations.h"
 #include "model/decode.h"

@@ -29,7 +29,7 @@
 #include "model/checkpoint/checkpoint.h"
 #include "model/checkpoint/load.h"
 #include "model/checkpoint/safetensors.h"
-#include "model/update/muon.h"
+#include "model/update/muon_step.h"
 #include "model/update/update.h"
 #include "tests/test.h"
 #include "tests/exported.h"

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <stddef.h>
 
-#include "model/shape/rope.h"
+#include "model/shape/rope_table.h"
 #include "tests/test.h"
 
 /* YaRN, and four of its frequencies, from pair `first` on. */

@@ -1,5 +1,5 @@
 /* The operations of GPTQ. */
-#include "kernels/gptq.h"
+#include "kernels/gptq_layer.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* The operations of NF4. */
-#include "kernels/nf4.h"
+#include "kernels/nf4_map.h"
 
 #include <math.h>
 #include <string.h>

@@ -8,7 +8,7 @@
 #include "kernels/cuda/tiles.cuh"
 extern "C" {
 #include "kernels/dynamic8.h"
-#include "kernels/nf4.h"
+#include "kernels/nf4_map.h"
 }
 
 enum { THREADS = 256, PACKS = 4, BLOCKS = NF4_GROUP / NF4_BLOCK };

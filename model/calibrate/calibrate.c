@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/gptq.h"
+#include "kernels/gptq_layer.h"
 #include "kernels/runtime/clock.h"
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/error.h"

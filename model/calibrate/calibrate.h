@@ -1,4 +1,4 @@
-/* Calibrated 4-bit codes: GPTQ [kernels/gptq.h] for all matrices of the blocks.
+/* Calibrated 4-bit codes: GPTQ [kernels/gptq_layer.h] for all matrices of the blocks.
  *
  * The device has one block at a time, and the residual stream of all tokens before it. The block's
  * forward gives the sums of xT x over the inputs of its four layers. GPTQ chooses their codes. A

@@ -2,7 +2,7 @@
 
 #include <float.h>
 
-#include "kernels/nf4.h"
+#include "kernels/nf4_map.h"
 #include "kernels/runtime/error.h"
 
 enum { BLOCK = 128, STATE_BYTES = 256 };

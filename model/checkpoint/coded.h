@@ -8,7 +8,7 @@
  *   int8   compressed-tensors   N.weight I8 (O,I), N.weight_scale BF16 (O,1)
  *   int8   bitsandbytes         N.weight I8 (O,I), N.SCB F32 (O), N.weight_format U8 ()           [LLM.int8()]
  *   int4   compressed-tensors   N.weight_packed I32 (O, I/8), N.weight_scale BF16 (O, I/group), N.weight_shape I64 (2)
- *   nf4    bitsandbytes         N.weight U8 (O I/2, 1), N.weight.absmax U8 and four more          [kernels/nf4.h]
+ *   nf4    bitsandbytes         N.weight U8 (O I/2, 1), N.weight.absmax U8 and four more          [kernels/nf4_map.h]
  *
  * Read by compressed-tensors 0.8 to 0.20 (blocks: from 0.12 on) and bitsandbytes 0.50. */
 #pragma once

@@ -6,7 +6,7 @@
 
 #include "kernels/dynamic8.h"
 #include "kernels/fp8.h"
-#include "kernels/nf4.h"
+#include "kernels/nf4_map.h"
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/text.h"
 #include "model/checkpoint/convert.h"
@@ -360,7 +360,7 @@ static void read_gptq(float *to, const Matrix *m, size_t first, size_t n)
     free(scale);
 }
 
-/* The largest magnitude of a block of 64 [kernels/nf4.h]. */
+/* The largest magnitude of a block of 64 [kernels/nf4_map.h]. */
 static float nested_absmax(const Nf4Group *g, size_t block)
 {
     const float rest = g->nested * dynamic8_map(DYNAMIC8)[g->absmax[block]];

@@ -35,7 +35,7 @@
 #include "model/checkpoint/stored_states.h"
 #include "model/checkpoint/tokenizer_files.h"
 #include "model/checkpoint/tower.h"
-#include "model/shape/rope.h"
+#include "model/shape/rope_table.h"
 
 /* ---- loading --------------------------------------------------------------------------------- */
 

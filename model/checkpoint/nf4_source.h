@@ -2,7 +2,7 @@
  * NAME.absmax, .quant_map and .quant_state.bitsandbytes__nf4, a JSON text; with double quantization
  * also .nested_absmax and .nested_quant_map. */
 #pragma once
-#include "kernels/nf4.h"
+#include "kernels/nf4_map.h"
 #include "model/checkpoint/safetensors.h"
 
 /* Whether the tensor is stored in 4 bits, as nf4 or fp4. */

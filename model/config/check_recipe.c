@@ -10,7 +10,7 @@
 #include "kernels/runtime/error.h"
 #include "model/config/changes.h"
 #include "model/keys/key.h"
-#include "model/shape/optimizer.h"
+#include "model/shape/optimizer_table.h"
 #include "model/shape/params.h"
 
 /* ---- the optimizer --------------------------------------------------------------------------- */

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "kernels/runtime/error.h"
-#include "model/shape/optimizer.h"
+#include "model/shape/optimizer_table.h"
 #include "model/shape/params.h"
 
 /* What these ranks cannot do is refused before anything is read or written. */

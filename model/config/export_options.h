@@ -37,7 +37,7 @@ typedef struct {
     int token_bytes;     /* bytes of a token in these files; NOT_GIVEN: as in the exported run */
     /* number of sequences for calibration; tokens of each, 0: the model's length, up to 2048 */
     int sequences, length;
-    /* of GPTQ: kernels/gptq.h */
+    /* of GPTQ: kernels/gptq_layer.h */
     double damping;
     bool ordered;
 } ExportOptions;

@@ -8,7 +8,7 @@
 
 #include "kernels/dynamic8.h"
 #include "kernels/fp8.h"
-#include "kernels/nf4.h"
+#include "kernels/nf4_map.h"
 #include "kernels/runtime/error.h"
 #include "model/checkpoint/convert.h"
 #include "model/checkpoint/weight_codes.h"

@@ -22,7 +22,7 @@
 #include "model/predict/memory_fit.h"
 #include "model/predict/memory.h"
 #include "model/predict/mesh_search.h"
-#include "model/run/mix.h"
+#include "model/run/mixture.h"
 #include "model/evaluate/open_data.h"
 #include "model/predict/pipeline_plan.h"
 #include "model/predict/plan_time.h"

@@ -312,7 +312,7 @@ typedef struct {
         double lr, beta1, beta2, eps, weight_decay;
         double projector_lr; /* 0: lr */
         bool decay_norm_and_bias, decay_embeddings;
-        double momentum, ns_eps; /* from here on: Muon (model/update/muon.h) */
+        double momentum, ns_eps; /* from here on: Muon (model/update/muon_step.h) */
         int ns_steps;
         bool nesterov, per_head;
         AdjustLr adjust_lr;

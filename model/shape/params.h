@@ -4,7 +4,7 @@
  * width D; S = (H+2K)*D width of [q|k|v]; F MLP width; V rows of the embedding; L blocks; W
  * ranks. */
 #pragma once
-#include "kernels/nf4.h"
+#include "kernels/nf4_map.h"
 #include "model/shape/units.h"
 
 /* A unit's flat buffer has regions, each laid out and sharded separately. TRAINED: trained weights.

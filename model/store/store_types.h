@@ -5,7 +5,7 @@
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/mesh.h"
 #include "model/shape/architecture.h"
-#include "model/shape/optimizer.h"
+#include "model/shape/optimizer_table.h"
 #include "model/shape/pipeline.h"
 
 /* Elements [first, first + count) of a region. (count) and (n) are shapes of tensor_flat: a unit

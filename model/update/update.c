@@ -18,7 +18,7 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/trace.h"
 #include "model/store/param_store_sizes.h"
-#include "model/update/muon.h"
+#include "model/update/muon_step.h"
 
 /* Parameters that all tensor ranks have count once. */
 static Tensor counted_grads(const ParamStore *store, int u)

@@ -1,5 +1,5 @@
 /* The table of optimizers. */
-#include "model/shape/optimizer.h"
+#include "model/shape/optimizer_table.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-#include "model/run/mix.h"
+#include "model/run/mixture.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-#include "model/update/muon.h"
+#include "model/update/muon_step.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* GPTQ of one layer, from its operations and GEMMs. GEMMs take whole matrices, so that there are
  * few shapes; they also sum over the zero half of C. */
-#include "kernels/gptq.h"
+#include "kernels/gptq_layer.h"
 
 #include <math.h>
 #include <stdlib.h>

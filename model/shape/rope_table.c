@@ -1,5 +1,5 @@
 /* Rotary frequencies, and their changes for context extension. */
-#include "model/shape/rope.h"
+#include "model/shape/rope_table.h"
 
 #include <math.h>
 

@@ -1,5 +1,5 @@
 /* The map of NF4 and the checks of its operations, the same for both back ends. */
-#include "kernels/nf4.h"
+#include "kernels/nf4_map.h"
 
 #include <math.h>
 #include <string.h>
