@@ -19,9 +19,9 @@ def known():
 
 @functools.cache
 def other_names():
-    """Names of keys of ./train in earlier versions, from the table in configs/README.md."""
+    """Other names of keys of ./train, from the table in configs/README.md."""
     with open(README, encoding="utf-8") as file:
-        table = file.read().partition("| first name | second name |\n")[2].partition("\n\n")[0]
+        table = file.read().partition("| key | other name | from |\n")[2].partition("\n\n")[0]
     rows = [line.split("|") for line in table.splitlines()]
     return {other: name for row in rows[1:] for name, other in zip(*(re.findall(r"`([a-z0-9_.]+)`", cell) for cell in row[1:3]))}
 

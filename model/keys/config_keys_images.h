@@ -3,36 +3,38 @@
 
 #define IMAGE_MODEL_ROWS \
     OPTION("model.image_feature_size", INT, "null", 0, 1, 65536, C(model.image.feature_size), \
-           "values of a row of an image's features, which the projector reads; null: a model of " \
-           "text only"), \
+           "values per row of image features, which the projector reads; null: a " \
+           "model without images"), \
         OPTION("model.image_tokens", INT, "null", 0, 1, 1 << 20, C(model.image.rows), \
-               "rows of features, and so tokens, of an " \
-               "image"), \
+               "rows of features per image; each row takes the place of one token"), \
         OPTION("model.image_token_id", INT, "null", -1, 0, MANY, C(model.image.token_id), \
-               "the token at the places of images"), \
+               "token id at the positions of image rows"), \
         WORD("model.projector", CHOICE, "mlp", \
              WORDS({ "mlp", PROJECTOR_MLP }, { "linear", PROJECTOR_LINEAR }), \
              C(model.image.projector), \
-             "from features to the stream. mlp: linear, GELU, linear; linear: one layer"), \
-        OTHER("model.projector_bias", BOOL, "true", C(model.image.bias), "its layers have biases")
+             "layers from image features to the residual stream. mlp: linear, GELU, " \
+             "linear; linear: one layer"), \
+        OTHER("model.projector_bias", BOOL, "true", C(model.image.bias), \
+              "the projector's layers have biases")
 
 #define PROJECTOR_ADAPTER_ROWS \
     OTHER("lora.projector", BOOL, "true", C(model.lora.projector), \
-          "in a model with images also train the whole projector, " \
-          "which is stored next to the adapters, as PEFT's modules_to_save"), \
+          "in a model with images also train the whole projector; it is stored with " \
+          "the adapters, as PEFT's modules_to_save"), \
         ONLY("lora.modules_to_save", "null", \
-             "with lora only adapters and, by lora.projector, the projector are trained; " \
-             "`trainable` without lora trains tensors")
+             "lora trains adapters and, with lora.projector, the projector; to train " \
+             "other tensors, use `trainable` without lora")
 
 #define IMAGE_DATA_ROWS \
     OTHER("data.image_paths", PATHS, "[]", C(data.files.image_paths), \
-          "indexes of images, parallel to paths (data/README.md)"), \
+          "image indexes, parallel to paths (data/README.md)"), \
         OTHER("data.image_features", STRING, "null", C(data.files.image_features), \
-              "folder of the features of these images, written by scripts/make_image_features.py")
+              "folder of the image features, which scripts/make_image_features.py " \
+              "writes")
 
 #define IMAGE_SOURCE_ROWS \
     OTHER("data.mix[].image_paths", PATHS, "[]", S(files.image_paths), \
-          "as data.image_paths, for its paths"), \
+          "as data.image_paths, parallel to the source's paths"), \
         OTHER("data.mix[].image_features", STRING, "null", S(files.image_features), \
               "as data.image_features")
 
@@ -40,19 +42,19 @@
     OTHER("evaluators[].data.image_paths", PATHS, "[]", E(files.image_paths), \
           "as data.image_paths, parallel to paths"), \
         OTHER("evaluators[].data.image_features", STRING, "null", E(files.image_features), \
-              "as data.image_features; downstream: of the pictures that questions show, without " \
-              "image_paths")
+              "as data.image_features. For downstream: the features of the images that " \
+              "questions show, without image_paths")
 
 #define GENERATE_FEATURES_ROW \
     OTHER("generate_features", STRING, "null", C(generate_features), \
-          "generate: folder of the features of the images that prompts show, as {\"tokens\": " \
-          "[...], \"images\": [0]}")
+          "generate: folder of image features. A prompt names its images by number: " \
+          "{\"tokens\": [...], \"images\": [0]}")
 
 #define PROJECTOR_RATE_ROW \
-    OPTION( \
-        "optimizer.projector_learning_rate", DOUBLE, "null", 0, TINY, 1e3, \
-        C(optimizer.projector_lr), \
-        "highest learning rate of the projector, with the same schedule; default learning_rate")
+    OPTION("optimizer.projector_learning_rate", DOUBLE, "null", 0, TINY, 1e3, \
+           C(optimizer.projector_lr), \
+           "peak learning rate of the projector, with the same LR schedule; default: " \
+           "learning_rate")
 
 static_assert(offsetof(TokenFiles, num_image_paths) ==
                   offsetof(TokenFiles, image_paths) + sizeof(char **),
