@@ -1,7 +1,9 @@
 /* States of ranks that come from other hosts, which end, fall silent and come back. Each rank
  * simulates a host. On 2 and 4 ranks. */
+#include <netinet/in.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "kernels/runtime/clock.h"
@@ -200,6 +202,53 @@ TEST(test_several_ranks)
     for (int i = 0; i < 50 && own.rank == 0 && ended < 0; i++)
         beat_for(0.1);
     assert_int_equal(ended, own.rank == 0 ? 1 : -1);
+    stop();
+}
+
+/* The address of the socket that hosts_start has opened. */
+static struct sockaddr_in own_address(void)
+{
+    struct sockaddr_in a = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    for (int fd = 3; fd < 1024; fd++) {
+        struct sockaddr_storage bound;
+        int type = 0;
+        socklen_t size = sizeof type, bound_size = sizeof bound;
+        if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) == 0 && type == SOCK_DGRAM &&
+            getsockname(fd, (struct sockaddr *)&bound, &bound_size) == 0 &&
+            bound.ss_family != AF_UNIX)
+            a.sin_port = ((struct sockaddr_in *)&bound)->sin_port; /* as in IPv6 */
+    }
+    assert_int_not_equal(a.sin_port, 0);
+    return a;
+}
+
+/* What other programs send changes nothing, whatever its size. */
+TEST(test_strangers)
+{
+    struct {
+        unsigned char token[16];
+        RankState state;
+        char more[64];
+    } stranger = { .state = {
+                       .rank = comm_size() - 1, .leader = comm_size() - 1, .beats = 1u << 30 } };
+    static const size_t sizes[] = { 0, 1, 16 + sizeof(RankState), sizeof stranger };
+    if (comm_size() == 1)
+        skip();
+    start(comm_rank());
+    beat_until(is_heard);
+    comm_barrier(); /* the others are silent */
+    hosts_exchange();
+    if (own.rank == 0) {
+        const struct sockaddr_in to = own_address();
+        const int fd = socket(AF_INET, SOCK_DGRAM, 0);
+        for (int i = 0; i < 4; i++)
+            assert_int_equal(
+                sendto(fd, &stranger, sizes[i], 0, (const struct sockaddr *)&to, sizeof to),
+                sizes[i]);
+        close(fd);
+        hosts_exchange();
+    }
+    assert_true(state_of(last_rank).beats < stranger.state.beats);
     stop();
 }
 

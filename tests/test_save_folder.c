@@ -135,7 +135,7 @@ TEST(test_copied_with_links)
                       1);
         expect_output(
             "copied/latest is no link to a checkpoint (a copy that followed links?); delete it");
-        assert_true(exists("copied/step2/trainer.json") && !exists("copied/latest.tmp"));
+        assert_true(exists("copied/step2/trainer.json") && !exists("copied/.latest.tmp"));
     }
 }
 

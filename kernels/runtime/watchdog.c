@@ -360,8 +360,7 @@ void watchdog_set_names(void (*name)(int part, char text[PART_NAME]))
 /* Writes the ranks' states at the start into the table of this host. */
 static void show_ranks(void)
 {
-    RankState own = { .rank = self, .pid = getpid(), .main = { .part = -1, .stage = -1 } },
-              *all = xcalloc((size_t)ranks, sizeof *all);
+    RankState own = { .rank = self, .pid = getpid() }, *all = xcalloc((size_t)ranks, sizeof *all);
     gethostname(own.host, sizeof own.host - 1);
     if (comm_local_rank() == 0)
         table->leader = self;

@@ -5,12 +5,19 @@
 
 #include "kernels/runtime/rank_state.h"
 
-static SharedState alone; /* no watchdog reads it */
+static Marks now = { .part = -1, .stage = -1 }; /* of the main thread, as shown last */
+static SharedState alone;                       /* no watchdog reads it */
 static SharedState *own = &alone;
+
+static void show(void)
+{
+    state_write(own, &now, STATE_PART(main));
+}
 
 void watchdog_show(SharedState *state)
 {
     own = state ? state : &alone;
+    show();
 }
 
 void watchdog_read_own(RankState *s)
@@ -18,27 +25,14 @@ void watchdog_read_own(RankState *s)
     state_read(s, own, STATE_WHOLE);
 }
 
-static Marks marks(void)
-{
-    Marks m;
-    state_read(&m, own, STATE_PART(main));
-    return m;
-}
-
-static void show(Marks m)
-{
-    state_write(own, &m, STATE_PART(main));
-}
-
 static void mark(const char *operation, int part, bool together, bool waits)
 {
-    Marks m = marks();
-    snprintf(m.operation, sizeof m.operation, "%s", operation);
-    m.part = part;
-    m.waits = waits;
-    *(m.stage < 0 ? &m.together : &m.inside) += together;
-    m.marks++;
-    show(m);
+    snprintf(now.operation, sizeof now.operation, "%s", operation);
+    now.part = part;
+    now.waits = waits;
+    *(now.stage < 0 ? &now.together : &now.inside) += together;
+    now.marks++;
+    show();
 }
 
 void watchdog_mark(const char *operation, int part)
@@ -59,31 +53,27 @@ void watchdog_mark_neighbour(const char *operation, int part)
 
 void watchdog_set_stage(int stage)
 {
-    Marks m = marks();
-    m.inside = 0;
-    m.stage = stage;
-    show(m);
+    now.inside = 0;
+    now.stage = stage;
+    show();
 }
 
 void watchdog_set_step(long step)
 {
-    Marks m = marks();
-    m.step = step;
-    show(m);
+    now.step = step;
+    show();
 }
 
 void watchdog_set_patient(bool patient)
 {
-    Marks m = marks();
-    m.patient = patient;
-    show(m);
+    now.patient = patient;
+    show();
 }
 
 void watchdog_wait_for(Worker w)
 {
-    Marks m = marks();
-    m.needs = w;
-    show(m);
+    now.needs = w;
+    show();
 }
 
 void watchdog_beat(Worker w, const char *doing)
