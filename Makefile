@@ -1,7 +1,7 @@
 # make            build ./train: with CUDA if nvcc and a GPU are found, else for the CPU
 # make demo       install what is missing, build for the CPU, train a small model on real tokens, draw the loss
 # make test       build and run every test
-# make quick      the same without the tests that take long or kill processes: three minutes on two cores
+# make quick      the same without the tests that take long or kill processes, on two ranks
 # make format     lay out C and CUDA with clang-format; make format CHECK=1 only names what it would change
 # make install    copy the program, scripts and configurations below PREFIX (/usr/local)
 # make bench      time every kernel, training steps and, on a GPU, each kernel inside the steps
@@ -194,10 +194,10 @@ quick:
 # On two ranks; test_train_parity starts the program.
 LONG       = average_runs calibrate_runs checkpoint_async checkpoint_folders cpu_order_ranks data_ends divergence duration \
              empty_grads_ranks eval_only extend faults fp8_ranges fsdp_ranks hangs host_ranks hosts_ranks resident_ranks lifetimes \
-             lora_runs mix_runs moved operations pipeline_ranks pipeline_runs plan_time recipe_columns resume_ranks save_folder \
+             lora_runs mix_runs moved operations pipeline_ranks pipeline_runs plan_time rare_rows recipe_columns resume_ranks save_folder \
              signals skips telemetry train trainable_ranks
 QUICK      = $(filter-out $(LONG:%=$B/tests/test_%),$(TESTS))
-SLOW_PY    = chat_random golden_checkpoints random_runs random_meshes rank_files train_sbatch watch watch_browser
+SLOW_PY    = chat_messages chat_random golden_checkpoints random_runs random_meshes rank_files train_sbatch watch watch_browser
 QUICK_PY   = $(filter-out $(SLOW_PY:%=tests/test_%.py),$(wildcard tests/test_*.py))
 run-quick: $B/train $(QUICK)
 	@RANKS=2 bash scripts/run-tests $B "$(LAUNCH)" $(QUICK) $(QUICK_PY)

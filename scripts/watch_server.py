@@ -29,7 +29,7 @@ def shown(record):
             continue
         if name in SHOWN or name.startswith("eval/") and name.endswith("/CrossEntropyLoss"):
             values[name] = value
-        elif name.startswith("quant/") and name.endswith("/error") and not name.startswith("quant/optimizer/"):
+        elif name.startswith("quant/") and name.endswith("/error"):
             errors.setdefault(name.split("/")[1], []).append(value)
     values.update((f"quant/{kind}/error", sum(x) / len(x)) for kind, x in errors.items())
     return values

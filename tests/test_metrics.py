@@ -8,6 +8,8 @@ from test_watch import Folder, as_lines, record
 
 import metrics
 
+CHECKPOINTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "golden", "checkpoints")
+
 
 class ReadTest(Folder):
     def test_labels(self):
@@ -39,15 +41,66 @@ class PlotTest(Folder):
 
     def test_output(self):
         """One line says of a picture that it cannot be."""
-        counts = {f"quant/optimizer/{name}": [1, 2] for name in ("m/k", "v/k", "m/log2_range", "v/log2_range",
-                                                                 "m/log2_range_expanded", "v/log2_range_expanded")}
-        self.append([record(1, **counts), record(2, **counts)])
+        self.append([record(1), record(2)])
+        self.link("average")
         nowhere, other = os.path.join(self.top, "none", "x.png"), os.path.join(self.top, "x.foo")
         for script in ("plot_loss", "plot_quantization"):
             for path, said in ((nowhere, "No such file or directory"), (other, "Format 'foo' is not supported")):
                 with self.assertRaises(SystemExit) as caught:
                     self.plot(script, self.run_folder, "--output", path)
                 self.assertRegex(str(caught.exception), rf"^error: {re.escape(path)}: {said}.*; give another --output")
+
+    def link(self, name):
+        """Makes the last checkpoint of this kind the run's."""
+        os.symlink(os.path.join(CHECKPOINTS, name, "step3"), os.path.join(self.run_folder, "latest"))
+
+    def test_formats(self):
+        """Against a search in all values of a format, and what an expansion is for: the largest k in sixteenths with which a group
+        spans no more than the codes. Half a unit of a code is an error that the power 1/k makes larger."""
+        import numpy as np
+        import plot_quantization as plot
+        r = np.random.default_rng(1)
+        for name, (digits, least, most) in plot.CODES.items():
+            units = np.arange(2 ** (digits + 1)) * 2.0 ** (least - digits)
+            values = np.unique(np.concatenate([units * 2.0 ** i for i in range(40)]))
+            values = values[values <= most]
+            x = np.concatenate([most * 1.2 * r.random(500), 2.0 ** r.uniform(least - 6, 0, 500), values])
+            nearest = values[np.abs(values - x[:, None]).argmin(1)]
+            np.testing.assert_array_equal(plot.rounded(-x, name), -nearest)
+            middle = (values[1:] + values[:-1]) / 2        # to an even number of units
+            found = plot.rounded(middle, name)
+            unit = np.maximum(2.0 ** (np.floor(np.log2(np.maximum(found, units[1]))) - digits), units[1])
+            self.assertEqual(set(found / unit % 2), {0})
+
+            groups = np.exp(3 * r.normal(size=(50, 128))) * r.choice([-1, 1], (50, 128))
+            k, ratio = plot.expansion(groups, name), 2 ** plot.log2_range(groups)
+            self.assertTrue((ratio ** k <= most ** 2 / 2 * (1 + 1e-9)).all() and (ratio ** (k + 1 / 16) > most ** 2 / 2).all())
+            read = plot.stored(groups, name + "+")
+            half = units[1] / 2 / (2 / most)        # of the smallest code, which is at least 2 / most
+            self.assertTrue((np.abs(np.log(read / groups)).max(1) <= -np.log1p(-half) / k * 1.01).all())
+            self.assertTrue((read != 0).all())
+            self.assertEqual((plot.stored(groups, name) == 0).any(), name == "e4m3")
+
+    def test_moments(self):
+        """Errors of a checkpoint's moments, by the definition of an error; moments in FP8 have lost what was rounded."""
+        import numpy as np
+        import plot_quantization as plot
+        self.link("average")
+        moments = plot.Moments(os.path.join(self.run_folder, "latest"))
+        errors, (m, v) = moments.errors(), moments.pairs[0]
+        self.assertEqual(errors["update"].shape, (4, 4, len(moments.pairs)))
+        self.assertAlmostEqual(moments.eps, 1e-5 * (1 - 0.95 ** 3) ** 0.5)
+        found, exact = plot.stored(v, "e4m3"), v
+        self.assertAlmostEqual(errors["v"][0, 0], (((found - exact) ** 2).sum() / (exact ** 2).sum()) ** 0.5)
+        exact = m / (np.sqrt(v) + moments.eps)
+        found = plot.stored(m, "e5m2") / (np.sqrt(plot.stored(v, "e4m3+")) + moments.eps)
+        self.assertAlmostEqual(errors["update"][2, 1, 0], (((found - exact) ** 2).sum() / (exact ** 2).sum()) ** 0.5)
+        self.assertLess(plot.rms(errors["m"])[1], plot.rms(errors["m"])[0])         # what expansion is for
+        os.unlink(os.path.join(self.run_folder, "latest"))
+        self.link("full")
+        with self.assertRaises(SystemExit) as caught:
+            plot.Moments(os.path.join(self.run_folder, "latest"))
+        self.assertIn("found no Adam moments of matrices in F32 or BF16", str(caught.exception))
 
     def test_seeds(self):
         """Two seeds: differences 0.5 and 0.1 have the mean 0.3 and the standard error 0.2; 1 and 3 have the standard deviation

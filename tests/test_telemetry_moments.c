@@ -65,9 +65,8 @@ TEST(test_moments)
     small_close(&s);
 }
 
-/* F32 moments are rounded once, from double: u = 2^-24. Expansion must pay on each moment and on
- * the update. */
-TEST(test_formats)
+/* F32 moments are rounded once, from double: u = 2^-24. */
+TEST(test_f32)
 {
     Small s;
     small_open(&s, LLAMA, "f32");
@@ -80,15 +79,6 @@ TEST(test_formats)
         assert_true(metric(&s, "quant/m/1/underflow") == 0);
         small_update(&s);
     }
-    double plain = metric(&s, "quant/optimizer/update/e4m3/e4m3/typical_error");
-    double expanded = metric(&s, "quant/optimizer/update/e4m3+/e4m3+/typical_error");
-    printf("error of m/(sqrt(v)+eps): e4m3 %.4f, e4m3+ %.4f, factor %.2f\n", plain, expanded,
-           plain / expanded);
-    assert_true(expanded < plain / 1.2);
-    assert_true(metric(&s, "quant/optimizer/m/e4m3+/error") <
-                metric(&s, "quant/optimizer/m/e4m3/error"));
-    assert_true(metric(&s, "quant/optimizer/v/e5m2+/error") <
-                metric(&s, "quant/optimizer/v/e5m2/error"));
     small_close(&s);
 }
 

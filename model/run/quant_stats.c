@@ -83,7 +83,8 @@ void sample_without_factors(Elements *s, Tensor stored)
     free(factor);
 }
 
-double range_log2(const double *x, size_t n)
+/* log2(max |x| / min |x|) over values other than 0; -1 if there is none. */
+static double range_log2(const double *x, size_t n)
 {
     double most = 0, least = INFINITY;
     for (size_t i = 0; i < n; i++)
@@ -124,7 +125,6 @@ void stats_add_error(Stats *st, const float *q, const double *x, size_t n)
     if (norm2 > 0) {
         st->tensors++;
         st->error2 += error2 / norm2;
-        st->log_error += log(error2 / norm2) / 2;
     }
 }
 
@@ -155,9 +155,4 @@ void stats_sum(Stats *st, Ranks g)
 double stats_error(const Stats *st)
 {
     return sqrt(st->error2 / st->tensors);
-}
-
-double stats_typical_error(const Stats *st)
-{
-    return exp(st->log_error / st->tensors);
 }

@@ -33,8 +33,8 @@ typedef struct {
     double k, log_range_expanded; /* sums over the same groups, with expansion */
     /* values other than 0; of these stored as 0; with the largest code */
     double values, zeros, largest;
-    /* tensors compared with their source; sums of (||q-x|| / ||x||)^2, log */
-    double tensors, error2, log_error;
+    /* tensors compared with their source; sum of (||q-x|| / ||x||)^2 */
+    double tensors, error2;
 } Stats;
 
 /* exact: the values before rounding. NULL: unknown; then values, zeros and largest count all
@@ -43,8 +43,4 @@ void stats_add(Stats *st, Elements s, const double *exact);
 /* Of all ranks of the group, which all call: st = their sums. */
 void stats_sum(Stats *st, Ranks g);
 void stats_add_error(Stats *st, const float *q, const double *x, size_t n);
-double stats_error(const Stats *st);         /* root mean square over tensors */
-double stats_typical_error(const Stats *st); /* geometric mean over tensors */
-
-/* log2(max |x| / min |x|) over values other than 0; -1 if there is none. */
-double range_log2(const double *x, size_t n);
+double stats_error(const Stats *st); /* root mean square over tensors */

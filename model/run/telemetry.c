@@ -32,27 +32,7 @@
 #include "model/shape/units.h"
 #include "model/store/param_store_sizes.h"
 
-enum { ROWS = 64, GROUPS = 64, FORMATS = 4, BINS = 256 };
-
-/* Formats of moments to compare. */
-static const Format formats[FORMATS] = { { E4M3, MOMENT_GROUP, .bf16_scale = true },
-                                         { E4M3, MOMENT_GROUP, true },
-                                         { E5M2, MOMENT_GROUP, .bf16_scale = true },
-                                         { E5M2, MOMENT_GROUP, true } };
-static const char *const format_names[FORMATS] = { "e4m3", "e4m3+", "e5m2", "e5m2+" };
-
-/* Counts of groups of 128. k: bin i counts k = i/16. ranges: bin i counts i <= log2(max/min) < i +
- * 1. */
-typedef struct {
-    double k[BINS + 1], range[BINS + 1], range_expanded[BINS + 1];
-} Histogram;
-
-/* Only doubles. */
-typedef struct {
-    Histogram histogram[2];         /* of m and v */
-    Stats moment[2][FORMATS];       /* m and v in each format */
-    Stats update[FORMATS][FORMATS]; /* by m's format and v's */
-} Totals;
+enum { ROWS = 64, GROUPS = 64 };
 
 struct Telemetry {
     /* this rank does: the first one and its tensor ranks, with stages those of each */
@@ -66,7 +46,6 @@ struct Telemetry {
     long step;      /* the one that is measured */
     bool *warned;   /* [blocks]: see outliers_watch */
     bool *measured; /* [units] in this step */
-    Totals all;     /* over the whole model */
 };
 
 static void set(Telemetry *t, const char *kind, const char *where, const char *statistic,
@@ -279,38 +258,6 @@ static void add_update(Stats *st, const Next *x, Elements m, Elements v)
     free(u);
 }
 
-static void add_histogram(Histogram *h, Elements s, const double *x)
-{
-    for (size_t i = 0; i < s.n; i += MOMENT_GROUP) {
-        double range = range_log2(x + i, MOMENT_GROUP), k = elements_k(s, i / MOMENT_GROUP);
-        if (range < 0)
-            continue;
-        h->k[(int)fmin(16 * k, BINS)]++;
-        h->range[(int)fmin(range, BINS)]++;
-        h->range_expanded[(int)fmin(k * range, BINS)]++;
-    }
-}
-
-/* Compares all formats for m and v. The histograms are for the recipe's type, or E4M3 if it is not
- * FP8. */
-static void compare_formats(Telemetry *t, const Next *x, Format m, Format v)
-{
-    Elements q[2][FORMATS];
-    const Format own[2] = { m, v };
-    for (int i = 0; i < 2; i++) {
-        for (int f = 0; f < FORMATS; f++) {
-            q[i][f] = elements_round(x->moment[i], x->n, formats[f]);
-            stats_add(&t->all.moment[i][f], q[i][f], x->moment[i]);
-        }
-        add_histogram(&t->all.histogram[i], q[i][own[i].dtype == E5M2 ? 3 : 1], x->moment[i]);
-    }
-    for (int f = 0; f < FORMATS; f++)
-        for (int g = 0; g < FORMATS; g++)
-            add_update(&t->all.update[f][g], x, q[0][f], q[1][g]);
-    for (int f = 0; f < FORMATS; f++)
-        elements_free(&q[0][f]), elements_free(&q[1][f]);
-}
-
 /* Elements of a parameter's sample: up to GROUPS whole groups of this rank's part; 0 for norms and
  * biases, and for frozen parameters, which have neither states nor gradient. */
 static size_t sample_size(const Shard *s, const Param *p, size_t *first)
@@ -371,7 +318,6 @@ static void measure_moments(Telemetry *t, int u, double grad_scale)
         for (int j = 0; j < 2; j++)
             stats_add(&moment[j], q[j], x.moment[j]);
         add_update(&direction, &x, q[0], q[1]);
-        compare_formats(t, &x, own[0], own[1]);
         elements_free(&q[0]), elements_free(&q[1]);
         next_free(&x);
     }
@@ -381,43 +327,6 @@ static void measure_moments(Telemetry *t, int u, double grad_scale)
     for (int j = 0; j < 2; j++)
         set_stats(t, t->store->optimizer->state[j].label, unit, &moment[j], own[j].expand);
     set(t, "update", unit, "error", stats_error(&direction));
-}
-
-static void set_histogram(Telemetry *t, const char *moment, const char *what, const double *count)
-{
-    char name[128];
-    int last = BINS;
-    while (last >= 0 && count[last] == 0)
-        last--;
-    json_t *list = json_array();
-    for (int i = 0; i <= last; i++)
-        json_array_append_new(list, json_integer((json_int_t)count[i]));
-    snprintf(name, sizeof name, "quant/optimizer/%s/%s", moment, what);
-    json_object_set_new(t->line, name, list);
-}
-
-static void set_optimizer(Telemetry *t)
-{
-    char where[32];
-    for (int i = 0; i < 2; i++) {
-        const char *name = t->store->optimizer->state[i].label;
-        for (int f = 0; f < FORMATS; f++) {
-            const Stats *s = &t->all.moment[i][f];
-            snprintf(where, sizeof where, "%s/%s", name, format_names[f]);
-            set(t, "optimizer", where, "error", stats_error(s));
-            set(t, "optimizer", where, "underflow", s->zeros / s->values);
-        }
-        set_histogram(t, name, "k", t->all.histogram[i].k);
-        set_histogram(t, name, "log2_range", t->all.histogram[i].range);
-        set_histogram(t, name, "log2_range_expanded", t->all.histogram[i].range_expanded);
-    }
-    for (int f = 0; f < FORMATS; f++)
-        for (int g = 0; g < FORMATS; g++) {
-            const Stats *s = &t->all.update[f][g];
-            snprintf(where, sizeof where, "update/%s/%s", format_names[f], format_names[g]);
-            set(t, "optimizer", where, "error", stats_error(s));
-            set(t, "optimizer", where, "typical_error", stats_typical_error(s));
-        }
 }
 
 /* ---- stages ---------------------------------------------------------------------------------- */
@@ -444,17 +353,11 @@ static void gather_stages(Telemetry *t)
     for (size_t i = 0; i < stages; i++)
         most = lengths[i] > most ? lengths[i] : most;
     char *padded = xcalloc(most, 1), *lines = xmalloc(stages * most);
-    Totals *all = xmalloc(stages * sizeof *all);
-    double *sum = (double *)&t->all;
     memcpy(padded, own, length);
     comm_gather(lines, padded, most, RANKS_PIPELINE);
-    comm_gather(all, &t->all, sizeof *all, RANKS_PIPELINE);
-    if (t->log) {
+    if (t->log)
         join_lines(t, lines, most);
-        for (size_t i = 0; i < (stages - 1) * (sizeof *all / sizeof *sum); i++)
-            sum[i % (sizeof *all / sizeof *sum)] += ((const double *)(all + 1))[i];
-    }
-    free(own), free(lengths), free(padded), free(lines), free(all);
+    free(own), free(lengths), free(padded), free(lines);
 }
 
 /* ---- the run --------------------------------------------------------------------------------- */
@@ -507,20 +410,16 @@ void telemetry_write(Telemetry *t, double grad_scale)
     if (!t || !t->line)
         return;
     const ParamStore *store = t->store;
-    const bool adam = store->optimizer->is_adam;
-    memset(&t->all, 0, sizeof t->all);
     for (int u = 0; u < store->num_units && t->measures && store->tensor_rank == 0; u++) {
         if (pipeline_stage_of(&store->pipe, t->model->text.config, u) != store->pipe.stage)
             continue;
-        if (adam)
+        if (store->optimizer->is_adam)
             measure_moments(t, u, grad_scale);
         else
             measure_states(t, u);
     }
     if (store->pipe.stages > 1)
         gather_stages(t);
-    if (adam && t->log)
-        set_optimizer(t);
     if (t->log) /* rank 0, which knows the blocks of all stages now */
         outliers_watch_line(t->warned, t->step, t->config->model.n_layers, t->line,
                             &t->model->text.recipe, t->config->model.lora.rank > 0);

@@ -7,11 +7,6 @@
  *   quant/m|v|update/<unit>/<statistic>                moments and m/(sqrt(v)+eps), in the run's formats; unit:
  *                                                      embedding, number of the block, or head
  *   quant/<state>/<unit>/<statistic>                   states of other optimizers, before their update; no error
- *   quant/optimizer/m|v/<format>/error, underflow      over the model, if Adam's moments were stored in <format> [COAT, tab. 1]:
- *   quant/optimizer/update/<m's>/<v's format>/error    e4m3, e4m3+, e5m2 or e5m2+ in groups of 128, +: with expansion
- *   quant/optimizer/m|v/k                              numbers of groups with k = i/16, i = 0, 1, ...
- *   quant/optimizer/m|v/log2_range                     numbers of groups with i <= log2(dynamic_range) < i + 1
- *   quant/optimizer/m|v/log2_range_expanded            the same after the expansion
  *
  * with the statistics, all of a sample (the first 64 tokens, or the first 64 groups of each
  * matrix):
@@ -20,8 +15,7 @@
  *   saturation      share of the values other than 0 that have the largest code (such as the maximum of a tensor with one scale,
  *                   or of each group of a moment)
  *   error           ||q - x|| / ||x||, x: before rounding, q: after; root mean square over matrices. A v that is stored as
- *                   0 gives an update m/eps, so a single one can make it large; typical_error, the geometric mean over
- *                   matrices, is less sensitive
+ *                   0 gives an update m/eps, so a single one can make it large
  *   k, dynamic_range_expanded      with expansion: the mean power, and the dynamic range after it
  *
  * With tensor ranks the parts of columns of a tensor count as tensors, since each has a scale of
