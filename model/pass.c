@@ -53,10 +53,11 @@ static int backward_uses(const Model *m, const ParamStore *store, int u)
     return k->backward_uses ? k->backward_uses(m, u) : 0;
 }
 
-/* Whether unit u is a layer and among `first` to end - 1. */
-static bool is_layer(const ParamStore *store, int u, int first, int end)
+/* Whether `other` is among `first` to end - 1, and a layer as unit u is. */
+static bool is_alike(const ParamStore *store, int u, int other, int first, int end)
 {
-    return u >= first && u < end && store->shape[u].kind->is_layer;
+    const UnitKind *k = store->shape[u].kind;
+    return other >= first && other < end && k->is_layer && store->shape[other].kind == k;
 }
 
 /* Down to the first unit of all that has something to train: nothing below it reads a gradient. */
@@ -83,8 +84,8 @@ static void backward(Model *m, ParamStore *store, UnitRange units, bool last)
         offload_wait(m);
         trace_begin("backward", u);
         const BackwardStep step = { .needs_dx = u > store->first_trained,
-                                    .after_layer = is_layer(store, u + 1, first, units.end),
-                                    .before_layer = is_layer(store, u - 1, first, units.end) };
+                                    .after_layer = is_alike(store, u, u + 1, first, units.end),
+                                    .before_layer = is_alike(store, u, u - 1, first, units.end) };
         store->shape[u].kind->backward(m, w, dw, u, step);
         trace_end();
         offload_moved(m, u);

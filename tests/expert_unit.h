@@ -1,8 +1,10 @@
-/* A second kind of layer, which has experts: a parameter of five items, each with an adapter. It is
- * stored, but computes nothing. */
+/* A second kind of layer, which has experts: a parameter of five items, each with an adapter. It
+ * computes nothing: the stream goes through it, and gradients of its parameters are 0. */
 #pragma once
 #include <stddef.h>
 
+#include "kernels/kernels.h"
+#include "model/plan/plan.h"
 #include "model/shape/architecture.h"
 #include "tests/models.h"
 
@@ -29,6 +31,7 @@ static const Architecture with_experts = {
     "Experts",
     .norm = RMS_NORM,
     .norm_affine = true,
+    .tying = true,
     .rope_types = 1 << ROPE_DEFAULT,
     .blocks = "model.layers",
     .tensors = expert_tensors,
@@ -56,12 +59,31 @@ static const ParamRow expert_params[] = {
       LINEAR_GATE_UP, five },
 };
 
+static void expert_forward(Model *m, const UnitTensors *w, int u)
+{
+    (void)w;
+    quantize(m->unit_acts[u + 1].attn_res, m->unit_acts[u].attn_res); /* a copy */
+}
+
+static void expert_backward(Model *m, const UnitTensors *w, UnitTensors *dw, int u,
+                            BackwardStep step)
+{
+    (void)m, (void)w, (void)u, (void)step;
+    const Tensor t[] = { dw->gate_up, dw->gate_up_a, dw->gate_up_b };
+    for (int i = 0; i < 3; i++)
+        if (t[i].data && t[i].empty)
+            device_zero(t[i].data, tensor_bytes(t[i]));
+}
+
 static const UnitKind expert_layer = {
     .name = "expert layer",
     .count = layers_with_experts,
     .is_layer = true,
     .params = expert_params,
     .num_params = 3,
+    .plan = plan_head_input, /* the stream alone */
+    .forward = expert_forward,
+    .backward = expert_backward,
 };
 
 static inline ModelConfig expert_model(BaseFormat base)

@@ -7,6 +7,7 @@
  * Each case is on one of the meshes. With EVERY=1 in the environment each is on all of them: by
  * hand, in minutes. */
 #include "tests/test.h"
+#include "tests/expert_unit.h"
 #include "tests/ranks_parts.h"
 
 enum { T = 40 }; /* the rows of a micro-batch are those of no weight */
@@ -84,6 +85,17 @@ TEST(test_fp8)
         skip();
     check_mesh(0, &(Case){ "fp8", OLMO2, .wide = true }, 0x1p-4, 0x1p-3);
     check_mesh(3, &(Case){ "coat", LLAMA_GQA, .documents = true, .wide = true }, 0x1p-4, 0x1p-3);
+}
+
+/* A block whose gradient comes from a layer of another kind. */
+TEST(test_kinds_of_layers)
+{
+    const Case k = { "f32", LLAMA };
+    ModelConfig m = model_of(&k);
+    m.architecture = &with_experts;
+    m.n_layers++;
+    for (int tensor = 2; tensor <= comm_size(); tensor *= 2)
+        check_parts(&k, m, mesh(1, 1, tensor), (Bounds){ 2e-6, 2e-6 }, true);
 }
 
 /* ---- rounding -------------------------------------------------------------------------------- */
@@ -174,5 +186,7 @@ int main(int argc, char **argv)
 {
     start_ranks(&argc, &argv);
     add_after_architecture();
+    architecture_add(&with_experts);
+    unit_kind_add(&expert_layer, 3); /* after the block */
     return finish_ranks(run_all_tests(NULL, NULL));
 }

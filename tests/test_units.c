@@ -27,13 +27,19 @@ static ModelConfig model_of(bool with_mapping)
     return m;
 }
 
-static void open_trainer(Trainer *t, const ModelConfig *m, const char *recipe)
+static void open_to(Trainer *t, const ModelConfig *m, const char *recipe, bool evaluate)
 {
     *t = (Trainer){ 0 };
     model_config(&t->config, m, recipe, 2);
+    t->config.eval_only = evaluate;
     t->config.text = "run_name: test\n";
     model_create(&t->model, &t->store, &t->config);
     store_init(&t->store, &t->config.model, 5);
+}
+
+static void open_trainer(Trainer *t, const ModelConfig *m, const char *recipe)
+{
+    open_to(t, m, recipe, false);
 }
 
 /* The summed loss of a micro-batch, and the gradients. */
@@ -44,8 +50,10 @@ static double pass(Trainer *t)
         tokens[n] = test_token(1, (uint64_t)n, t->config.model.vocab_size);
     for (int n = 0; n < TOKENS; n++)
         targets[n] = n % 16 == 15 ? -1 : tokens[n + 1];
-    fsdp_empty_grads(&t->store);
-    model_micro_batch(&t->model, &t->store, tokens, targets, NULL, 1.0f / 30, 0, PASS_COMPLETE);
+    if (!t->config.eval_only)
+        fsdp_empty_grads(&t->store);
+    model_micro_batch(&t->model, &t->store, tokens, targets, NULL, 1.0f / 30, 0,
+                      t->config.eval_only ? PASS_FORWARD : PASS_COMPLETE);
     return take_losses(&t->model).loss;
 }
 
@@ -200,6 +208,48 @@ TEST(test_names_of_items)
     free(tensor);
 }
 
+/* The same layer above the blocks. */
+static bool is_above;
+
+static int layers_below(const ModelConfig *c)
+{
+    return is_above ? 0 : layers_with_experts(c);
+}
+
+static int layers_above(const ModelConfig *c)
+{
+    return is_above ? layers_with_experts(c) : 0;
+}
+
+/* A model with that layer below or above its blocks has the bits of the model without it. */
+TEST(test_second_kind_of_layer)
+{
+    static const char *const recipes[] = { "f32", "bf16", "coat", "coat-lean" };
+    for (int i = 0; i < 16; i++) {
+        const int at = i % 2 ? 3 : LAYER;
+        const char *recipe = recipes[i / 2 % 4];
+        const bool evaluate = i / 8;
+        is_above = i % 2;
+        const ModelConfig m = expert_model(BASE_AS_FROZEN);
+        ModelConfig plain = m;
+        plain.architecture = NULL;
+        plain.n_layers = m.n_layers - 1;
+        Trainer a, b;
+        open_to(&a, &plain, recipe, evaluate);
+        open_to(&b, &m, recipe, evaluate);
+        for (int u = 0; u < 4; u++)
+            copy_unit(&b, u < at ? u : u + 1, &a, u);
+        store_loaded(&b.store);
+        const double expected = pass(&a), loss = pass(&b);
+        assert_memory_equal(&loss, &expected, sizeof loss);
+        for (int u = 0; u < 4 && !evaluate; u++)
+            check_same_grads(&b, u < at ? u : u + 1, &a, u);
+        model_free(&a.model, &a.store);
+        model_free(&b.model, &b.store);
+    }
+    is_above = false;
+}
+
 /* Items are trained together. */
 TEST(test_items_trained_together)
 {
@@ -236,6 +286,10 @@ int main(void)
     architecture_add(&mapped);
     unit_kind_add(&mapping_kind, 1);
     architecture_add(&with_experts);
-    unit_kind_add(&expert_layer, 2);
+    UnitKind below = expert_layer, above = expert_layer;
+    below.count = layers_below;
+    above.count = layers_above;
+    unit_kind_add(&below, 1);
+    unit_kind_add(&above, 5); /* after the block */
     return run_all_tests(make_root, remove_root);
 }

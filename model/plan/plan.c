@@ -387,9 +387,12 @@ static void plan_work(Planner *p)
 static int first_like(const Planner *p, int l)
 {
     const Recipe *r = &p->stream->recipe;
+    const ModelConfig *c = p->stream->config;
+    const UnitKind *k = unit_kind(c, unit_of_layer(c, l));
     int first = 0;
     while (recipe_keep(r, first) != recipe_keep(r, l) ||
-           !store_holds(p->store, unit_of_layer(p->stream->config, first)))
+           !store_holds(p->store, unit_of_layer(c, first)) ||
+           unit_kind(c, unit_of_layer(c, first)) != k)
         first++;
     return first;
 }

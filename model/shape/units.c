@@ -60,7 +60,7 @@ int unit_number(const ModelConfig *c, int unit)
 int unit_of_layer(const ModelConfig *c, int layer)
 {
     int unit = 0;
-    for (int i = 0; !kinds[i]->is_layer; i++)
+    for (int i = 0; !kinds[i]->is_layer || count_of(kinds[i], c) == 0; i++)
         unit += count_of(kinds[i], c);
     return unit + layer;
 }

@@ -110,7 +110,7 @@ struct Model;
 struct Planner;
 
 /* A unit's place in a backward pass. needs_dx: something before it is trained; after_layer,
- * before_layer: a unit that is a layer has just had its backward, or has it next, on this rank. */
+ * before_layer: a layer of the same kind has just had its backward, or has it next, on this rank. */
 typedef struct {
     bool needs_dx, after_layer, before_layer;
 } BackwardStep;
