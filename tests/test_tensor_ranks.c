@@ -95,7 +95,7 @@ TEST(test_kinds_of_layers)
     m.architecture = &with_experts;
     m.n_layers++;
     for (int tensor = 2; tensor <= comm_size(); tensor *= 2)
-        check_parts(&k, m, mesh(1, 1, tensor), (Bounds){ 2e-6, 2e-6 }, true);
+        check_parts(&k, m, (Strategy[]){ mesh(1, 1, tensor) }, 1, (Bounds){ 2e-6, 2e-6 }, true);
 }
 
 /* ---- rounding -------------------------------------------------------------------------------- */
