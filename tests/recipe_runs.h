@@ -4,8 +4,10 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "kernels/runtime/device.h"
+#include "kernels/runtime/error.h"
 #include "model/plan/plan.h"
 #include "tests/test.h"
 #include "tests/models.h"
@@ -98,7 +100,9 @@ static inline Result run_config(Config c, int parts, float before)
     step(&model, &store, &c, parts, 1, 1);
     Result r = { .loss = take_losses(&model).loss / model.text.N, .units = store.num_units };
     for (int u = 0; u < r.units; u++) {
+        const size_t size = (size_t)store.shape[u].num_params * sizeof(Param);
         r.shape[u] = store.shape[u];
+        r.shape[u].param = memcpy(xmalloc(size + 1), store.shape[u].param, size);
         r.count[u] = store.shard[u].slice[TRAINED].count;
         r.gradient[u] = r.count[u] ? as_floats(store.shard[u].grad) : NULL;
     }
@@ -124,8 +128,10 @@ static inline Result run(const ModelConfig *m, const char *recipe, Keep keep, bo
 
 static inline void free_result(Result *r)
 {
-    for (int u = 0; u < r->units; u++)
+    for (int u = 0; u < r->units; u++) {
         free(r->gradient[u]);
+        free(r->shape[u].param);
+    }
 }
 
 static inline double distance(const float *x, const float *y, size_t n)
