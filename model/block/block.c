@@ -87,20 +87,15 @@ static void backward_mlp(const Block *b)
     branch_enter_backward(b, &s, b->a->dgate_up, down, true, &attention);
 }
 
-/* With what backward runs again. The first tile may overwrite gradients, the others add to them. */
+/* With what backward runs again. */
 static void backward_mlp_tiles(const Block *b)
 {
-    UnitTensors sums = *b->dw;
-    Block adds = *b;
-    adds.dw = &sums;
-    for (Tile t = { 0 }; tile_next(&t, &adds);) {
+    for (Tile t = { 0 }; tile_next(&t, b);) {
         if (keep_recomputes(b->a->keep)) {
             const Branch s = forward_to_act(&t.block);
             branch_leave_again(&t.block, &s, t.block.a->swiglu_operand);
         }
         backward_mlp(&t.block);
-        for (int i = 0; i < NUM_PARAMS; i++)
-            sums.tensor[i].empty = false;
     }
 }
 

@@ -27,7 +27,7 @@ static void cut(Tile *t, const Block *b, int first, int rows)
     t->a = *b->a;
     t->next = *b->next;
     t->work = *b->work;
-    t->block = (Block){ b->stream, b->w, b->dw, &t->a, &t->next, &t->work };
+    t->block = (Block){ b->stream, b->w, t->block.dw, &t->a, &t->next, &t->work };
     for (int i = 0; i < NUM_ACTS; i++)
         if (tokens_of[i] == MLP)
             t->a.tensor[i] = in_tile(b->a->tensor[i], b->a->mlp_res, res);
@@ -41,15 +41,24 @@ static void cut(Tile *t, const Block *b, int first, int rows)
     t->work.dact = in_tile(b->work->dact, dres, t->work.dres);
 }
 
+static void use_gradients(Tile *t, const UnitTensors *dw)
+{
+    t->dw = *dw;
+    t->block.dw = &t->dw;
+    for (int i = 0; i < NUM_PARAMS && t->end > 0; i++)
+        t->dw.tensor[i].empty = false;
+}
+
 bool tile_next(Tile *t, const Block *b)
 {
     const int left = b->a->mlp_res.rows - t->end;
     if (left <= 0)
         return false;
+    t->block = *b;
+    if (b->dw)
+        use_gradients(t, b->dw);
     if (tile_is_part(b->stream, b->a))
         cut(t, b, t->end, left < b->stream->tile ? left : b->stream->tile);
-    else
-        t->block = *b;
     t->end += t->block.a->mlp_res.rows;
     return true;
 }

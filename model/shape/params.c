@@ -183,17 +183,19 @@ Param param_stack(const Param *p)
     return stack;
 }
 
-Tensor param_tensor(const UnitTensors *u, const Param *p)
+Tensor tensor_item(Tensor t, int item, int items)
 {
-    Tensor t = u->tensor[p->id];
-    const size_t first = (size_t)p->item * param_numel(p);
-    if (p->items == 1)
-        return t;
+    t.rows /= items;
+    const size_t first = (size_t)item * tensor_numel(t);
     t.data = t.data ? (char *)t.data + first * dtype_size(t.format.dtype) : NULL;
     t.data_t = t.data_t ? (char *)t.data_t + first : NULL;
-    t.scale = t.scale ? (float *)t.scale + SCALE_FLOATS * p->item : NULL;
-    t.rows = p->rows;
+    t.scale = t.scale ? (float *)t.scale + SCALE_FLOATS * item : NULL;
     return t;
+}
+
+Tensor param_tensor(const UnitTensors *u, const Param *p)
+{
+    return tensor_item(u->tensor[p->id], p->item, p->items);
 }
 
 void unit_check_size(const UnitLayout *u, int unit)
