@@ -18,15 +18,15 @@
 #include "model/parallel/stages.h"
 #include "model/parallel/tensor_ranks.h"
 
-static void fill_rope(Model *m)
+static void fill_rope(const Stream *s)
 {
-    const size_t bytes = sizeof(float) * (size_t)m->text.P * (size_t)m->text.attn.D;
+    const size_t bytes = sizeof(float) * (size_t)s->P * (size_t)s->attn.D;
     float *table = xmalloc(bytes);
     for (Rotation i = 0; i < NUM_ROTATIONS; i++) {
-        if (!m->text.rope[i])
+        if (!s->rope[i])
             continue;
-        rope_table(table, m->text.config, i, m->text.P);
-        device_put(m->text.rope[i], table, bytes);
+        rope_table(table, s->config, i, s->P);
+        device_put(s->rope[i], table, bytes);
     }
     free(table);
 }
@@ -37,7 +37,7 @@ void model_alloc(Model *m, ParamStore *store, const Config *c)
     store_alloc_gathered(store);
     model_place_tensors(m, store, c);
     offload_alloc(m);
-    fill_rope(m);
+    fill_rope(&m->text);
 }
 
 /* Addresses of no memory, farther apart than any memory is large. */
@@ -67,6 +67,14 @@ void model_rehearsed(Model *m, ParamStore *store)
     model_free(m, store);
 }
 
+static void stream_free(Stream *s)
+{
+    free(s->host_doc_start);
+    free(s->host_part);
+    tensor_close(s);
+    context_free(s);
+}
+
 void model_free(Model *m, ParamStore *store)
 {
     if (m->memory)
@@ -79,10 +87,7 @@ void model_free(Model *m, ParamStore *store)
     }
     free(m->sets);
     free(m->amax_at);
-    free(m->text.host_doc_start);
-    free(m->text.host_part);
-    tensor_close(&m->text);
-    context_free(&m->text);
+    stream_free(&m->text);
     free(m->host_sorted);
     projector_free(m);
 }

@@ -21,27 +21,25 @@
  * small buffers. */
 enum { PREFILL_TOKENS = 512 };
 
-/* The rotary tables that blocks need, and what is each block's own of its attention. */
-static void plan_attention(Arena *arena, Model *m)
+/* The rotary tables that a stream's blocks need, and what is each block's own of its attention. */
+static void plan_attention(Arena *arena, Stream *s, int sets)
 {
-    const ModelConfig *c = m->text.config;
-    const size_t bytes = sizeof(float) * (size_t)m->text.P * (size_t)m->text.attn.D;
+    const ModelConfig *c = s->config;
+    const size_t bytes = sizeof(float) * (size_t)s->P * (size_t)s->attn.D;
     bool needed[NUM_ROTATIONS] = { false };
-    for (int l = 0; l < m->text.L; l++)
+    for (int l = 0; l < s->L; l++)
         needed[layer_rotation(c, l)] = true;
     for (int i = 0; i < NUM_ROTATIONS; i++)
-        m->text.rope[i] = needed[i] ? arena_alloc(arena, bytes) : NULL;
-    for (int i = 0; i < m->num_sets * m->text.L; i++) {
-        const int l = i % m->text.L;
-        stages_use_set(m, i / m->text.L);
-        m->acts[l].attn = m->text.attn;
-        m->acts[l].attn.rope = m->text.rope[layer_rotation(c, l)] + (size_t)m->text.context_rank *
-                                                                        (size_t)m->text.attn.T *
-                                                                        (size_t)m->text.attn.D;
-        m->acts[l].attn.window = layer_slides(c, l) ? c->sliding_window : 0;
-        m->acts[l].heads = context_attention(&m->text, m->acts[l].attn);
+        s->rope[i] = needed[i] ? arena_alloc(arena, bytes) : NULL;
+    for (int i = 0; i < sets * s->L; i++) {
+        const int l = i % s->L;
+        Acts *a = stream_acts(s, i / s->L, l);
+        a->attn = s->attn;
+        a->attn.rope = s->rope[layer_rotation(c, l)] +
+                       (size_t)s->context_rank * (size_t)s->attn.T * (size_t)s->attn.D;
+        a->attn.window = layer_slides(c, l) ? c->sliding_window : 0;
+        a->heads = context_attention(s, a->attn);
     }
-    stages_use_set(m, 0);
 }
 
 /* Of this stage's blocks. */
@@ -89,7 +87,7 @@ static void plan_all(Arena *arena, Model *m, ParamStore *store, const Config *c,
     b->work = arena->used - b->units - b->blocks;
     projector_plan_rows(arena, m);
     plan_head(arena, m, c);
-    plan_attention(arena, m);
+    plan_attention(arena, &m->text, m->num_sets);
     b->head = arena->used - b->units - b->blocks - b->work;
     if (c->generate)
         plan_caches(arena, m, store);
@@ -117,6 +115,40 @@ static int most_in_flight(const Model *m, const Pipeline *p)
     return most;
 }
 
+/* T: tokens of a sequence; P: positions. */
+static void open_stream(Stream *s, const ModelConfig *mc, const Config *c, int T, int P,
+                        int tensor_rank)
+{
+    *s = (Stream){ .config = mc,
+                   .recipe = c->recipe,
+                   .L = mc->n_layers,
+                   .P = P,
+                   .T = T,
+                   .forward_only = config_forward_only(c),
+                   .documents =
+                       (c->data.generate_doc_lengths || c->length_warmup.steps > 0) && !c->generate,
+                   .lora_scale = (float)lora_scale(&mc->lora),
+                   .context = context_ranks(&c->strategy),
+                   .tensor_ranks = tensor_ranks(&c->strategy),
+                   .tensor_rank = tensor_rank };
+    s->context_rank = comm_group_rank(RANKS_CONTEXT) % s->context; /* a dry run has no mesh */
+    if (s->tensor_ranks > 1)
+        tensor_open(s);
+    s->attn = (Attention){ .B = c->device_train_microbatch_size,
+                           .T = T / s->context,
+                           .H = s->config->n_heads,
+                           .K = s->config->n_kv_heads,
+                           .D = mc->head_dim,
+                           .scale = (float)(1 / sqrt(mc->head_dim)),
+                           .clip = mc->clip_qkv,
+                           .norm = mc->norm };
+    s->rows = s->tile = s->attn.B * s->attn.T;
+    s->N = c->generate ? s->rows : s->rows / s->tensor_ranks;
+    s->host_doc_start = xmalloc(sizeof(int) * ((size_t)s->rows * (size_t)s->context + 1));
+    s->host_part = xmalloc(sizeof(int) * (size_t)s->rows);
+    context_allocate(s);
+}
+
 void model_plan(Model *m, ParamStore *store, const Config *c, ShardChoice p)
 {
     const ModelConfig *mc = &c->model;
@@ -124,45 +156,17 @@ void model_plan(Model *m, ParamStore *store, const Config *c, ShardChoice p)
     const int T = !c->generate         ? P
                   : P > PREFILL_TOKENS ? PREFILL_TOKENS
                                        : decode_rows(&c->recipe, P);
-    *m = (Model){ .observed = config_forward_only(c) ? c->observed : c->quant_stats_interval > 0,
-                  .text = { .config = mc,
-                            .recipe = c->recipe,
-                            .L = mc->n_layers,
-                            .P = P,
-                            .forward_only = config_forward_only(c),
-                            .documents =
-                                (c->data.generate_doc_lengths || c->length_warmup.steps > 0) &&
-                                !c->generate,
-                            .lora_scale = (float)lora_scale(&mc->lora) } };
+    *m = (Model){ .observed = config_forward_only(c) ? c->observed : c->quant_stats_interval > 0 };
     *store = (ParamStore){ 0 };
-    m->text.T = T;
-    m->text.context = context_ranks(&c->strategy);
-    m->text.context_rank =
-        comm_group_rank(RANKS_CONTEXT) % m->text.context; /* a dry run has no mesh */
-    m->text.tensor_ranks = tensor_ranks(&c->strategy);
-    m->text.tensor_rank = p.tensor_rank;
-    if (m->text.tensor_ranks > 1)
-        tensor_open(&m->text);
-    m->text.attn = (Attention){ .B = c->device_train_microbatch_size,
-                                .T = T / m->text.context,
-                                .H = m->text.config->n_heads,
-                                .K = m->text.config->n_kv_heads,
-                                .D = mc->head_dim,
-                                .scale = (float)(1 / sqrt(mc->head_dim)),
-                                .clip = mc->clip_qkv,
-                                .norm = mc->norm };
-    m->text.rows = m->text.attn.B * m->text.attn.T;
-    m->text.N = c->generate ? m->text.rows : m->text.rows / m->text.tensor_ranks;
-    m->text.tile =
-        p.tile > 0 && p.tile < m->text.rows && !m->observed && !c->generate ? p.tile : m->text.rows;
+    open_stream(&m->text, mc, c, T, P, p.tensor_rank);
+    if (p.tile > 0 && p.tile < m->text.rows && !m->observed && !c->generate)
+        m->text.tile = p.tile;
     m->num_sets = most_in_flight(m, &p.pipe);
-    m->sets = xcalloc((size_t)m->num_sets * (size_t)unit_count(mc), sizeof *m->sets);
+    m->text.apart = unit_count(mc);
+    m->sets = xcalloc((size_t)m->num_sets * (size_t)m->text.apart, sizeof *m->sets);
+    m->text.blocks = m->sets + unit_of_layer(mc, 0);
     m->amax_at = xcalloc((size_t)unit_count(mc) + 1, sizeof *m->amax_at);
     stages_use_set(m, 0);
-    m->text.host_doc_start =
-        xmalloc(sizeof(int) * ((size_t)m->text.rows * (size_t)m->text.context + 1));
-    m->text.host_part = xmalloc(sizeof(int) * (size_t)m->text.rows);
-    context_allocate(&m->text);
     m->host_sorted = xmalloc(sizeof *m->host_sorted * m->text.N);
     lifetimes_separate(m->shared);
     plan_all(&(Arena){ 0 }, m, store, c, p);

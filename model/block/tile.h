@@ -12,8 +12,7 @@ bool tile_is_part(const Stream *stream, const Acts *a);
  *         ... t.block ... */
 typedef struct {
     Block block;
-    UnitTensors
-        dw; /* in backward: the first tile may overwrite gradients, the others add to them */
+    UnitTensors dw; /* backward: the first tile may overwrite gradients, others add to them */
     Acts a, next;
     BackwardScratch work;
     int end; /* rows before this one are done */

@@ -298,8 +298,7 @@ static void plan_gradients(Planner *p, Tensor dgate_up, Tensor dqkv_op)
         add_scale_amax(p, &dgate_up);
         add_scale_amax(p, &dqkv_op);
         for (int set = 0; set < p->m->num_sets; set++) {
-            stages_use_set(p->m, set);
-            Acts *a = &p->m->acts[l];
+            Acts *a = stream_acts(p->stream, set, l);
             a->dgate_up = dgate_up;
             a->dqkv_op = dqkv_op;
             if (!dgate_up.data)
@@ -312,14 +311,14 @@ static void plan_gradients(Planner *p, Tensor dgate_up, Tensor dqkv_op)
  * BF16 where heads share keys, and four floats more. Sizes are padded to tiles of 128 rows and 64
  * columns; documents' last tiles are padded too, hence an eighth more. Without it, or with less
  * than it wants, it takes memory of its own. */
-static void plan_scratch(Model *m)
+static void plan_scratch(Model *m, Stream *s)
 {
-    const Attention a = context_attention(&m->text, m->text.attn);
+    const Attention a = context_attention(s, s->attn);
     const size_t tokens = (size_t)a.B * (size_t)((a.T + 127) / 128 * 128),
-                 rows = tokens + (m->text.documents ? tokens / 8 : 0);
+                 rows = tokens + (s->documents ? tokens / 8 : 0);
     const size_t floats = (size_t)((a.D + 63) / 64 * 64) + (size_t)(a.K < a.H ? a.D : 0) + 4;
-    m->text.attn.scratch_bytes = rows * (size_t)a.H * floats * sizeof(float) + (64 << 10);
-    m->text.attn.scratch = plan_shared(m, BUFFER_attention, m->text.attn.scratch_bytes);
+    s->attn.scratch_bytes = rows * (size_t)a.H * floats * sizeof(float) + (64 << 10);
+    s->attn.scratch = plan_shared(m, BUFFER_attention, s->attn.scratch_bytes);
 }
 
 /* For context ranks; forward needs a part of it. */
@@ -378,7 +377,7 @@ static void plan_work(Planner *p)
     plan_gradients(p, plan_dgate_up(&mlp, 2 * F),
                    same(t->dqkv, r->gradient) ? t->dqkv : gradient_operand(p, BUFFER_dqkv_op, S));
     if (r->stream.dtype == BF16)
-        plan_scratch(p->m);
+        plan_scratch(p->m, s);
     t->dxa = c->lora.rank ? shared(p, BUFFER_dxa, r->stream, (LORA_PARTS + !alone) * c->lora.rank)
                           : (Tensor){ 0 };
 }

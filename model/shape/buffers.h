@@ -126,6 +126,10 @@ typedef struct {
     int *host_part;                 /* (tN) host memory of context_part */
     float *rope[NUM_ROTATIONS];     /* (P, D/2, 2) cosine and sine; NULL: no block uses the table */
 
+    /* activations of its blocks in the first set (Model.sets); those of each other set begin
+     * `apart` after those of the one before */
+    Acts *blocks;
+    int apart;
     BackwardScratch work;
     /* (C, F) the matrix `down` of the current block, with the inverse factors of swiglu_operand's
      * columns */
@@ -249,6 +253,11 @@ typedef struct Model {
     size_t shared_least; /* the most bytes of shared buffers that are live at the same time */
     void *memory;        /* the arena: all device memory above */
 } Model;
+
+static inline Acts *stream_acts(const Stream *s, int set, int layer)
+{
+    return &s->blocks[set * s->apart + layer];
+}
 
 /* Into how many parts tensor parallelism divides the tokens between layers: the number of tensor
  * ranks; 1 while generating, when each rank has all tokens. */
