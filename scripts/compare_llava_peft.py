@@ -3,7 +3,7 @@
 
     python3 scripts/compare_llava_peft.py [--train ./train] [NAME ...]        # from the repository's root
 
-Models, pictures and the adapters of PEFT are those of tests/golden and tests/golden/lora (golden_llava.py, golden_llava_lora.py).
+Models, pictures and the adapters of PEFT are those of tests/golden and tests/golden/lora (golden_llava.py, golden_lora.py).
 ./train gets the tower's features, PEFT and transformers the pixels. It ends with an error unless:
 
     from ./train    PEFT loads a folder that was trained for three steps, on the base that it names; each tensor is that of the
@@ -26,7 +26,7 @@ from transformers import LlavaForConditionalGeneration
 
 import small_runs
 from golden_llava import IMAGE_TOKEN, ROWS
-from golden_llava_lora import PROJECTOR, SETTINGS
+from golden_lora import IMAGE_SETTINGS, PROJECTOR
 from small_runs import check_loss, each_model, export, parser_of
 
 TENSORS = "adapter_model.safetensors"
@@ -97,9 +97,9 @@ def compare(options, name, root):
 
 
 def main():
-    parser = parser_of(__doc__, "golden_llava_lora.py")
+    parser = parser_of(__doc__, "golden_lora.py")
     options = parser.parse_args()
-    for name, _, root in each_model(parser, options, SETTINGS):
+    for name, _, root in each_model(parser, options, IMAGE_SETTINGS):
         compare(options, name, root)
 
 

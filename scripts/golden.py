@@ -158,24 +158,36 @@ def mean_loss(logits, targets):
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-100)
 
 
-def parameter_groups(model):
+def parameter_groups(named, decayed=DECAY):
     """OLMo's groups: norms, biases and the embedding are not decayed."""
-    decay = [p for n, p in model.named_parameters() if p.dim() == 2 and "embed_tokens" not in n]
-    rest = [p for n, p in model.named_parameters() if p.dim() == 1 or "embed_tokens" in n]
-    return [{"params": decay, "weight_decay": DECAY}, {"params": rest, "weight_decay": 0.0}]
+    decay = [p for n, p in named if p.dim() == 2 and "embed_tokens" not in n]
+    rest = [p for n, p in named if p.dim() == 1 or "embed_tokens" in n]
+    return [{"params": decay, "weight_decay": decayed}, {"params": rest, "weight_decay": 0.0}]
 
 
-def train(model, tokens, targets):
-    optimizer = torch.optim.AdamW(parameter_groups(model), lr=LR, betas=(BETA1, BETA2), eps=EPS, foreach=False)
-    losses = []
+def adamw(groups):
+    return torch.optim.AdamW(groups, lr=LR, betas=(BETA1, BETA2), eps=EPS, foreach=False)
+
+
+def train(logits, targets, parameters, *optimizers):
+    """The losses of the steps, each before it. logits: a function; parameters: those that are trained."""
+    losses, parameters = [], list(parameters)
     for _ in range(STEPS):
-        loss = mean_loss(model(tokens).logits, targets)
-        optimizer.zero_grad()
+        loss = mean_loss(logits(), targets)
+        for p in parameters:
+            p.grad = None
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP, foreach=False)
-        optimizer.step()
+        torch.nn.utils.clip_grad_norm_(parameters, CLIP, foreach=False)
+        for optimizer in optimizers:
+            optimizer.step()
         losses.append(loss.item())
-    return losses
+    return torch.tensor(losses)
+
+
+def save(tensors, folder, name):
+    """Writes folder/golden.safetensors, and a line of what the script prints."""
+    save_file({n: t.contiguous() for n, t in tensors.items()}, os.path.join(folder, "golden.safetensors"))
+    print(f"{name}: loss {tensors['loss'].item():.4f}, losses", *(f"{x:.3f}" for x in tensors["losses"]))
 
 
 def make(name, config, folder, seed):
@@ -211,11 +223,10 @@ def make(name, config, folder, seed):
     loss.backward()
     golden = {"tokens": tokens.int(), "targets": targets.int(), "logits": logits.detach(), "loss": loss.detach()}
     golden |= {"grad." + n: p.grad.clone() for n, p in model.named_parameters()}
-    golden["losses"] = torch.tensor(train(model, tokens, targets))
+    named = list(model.named_parameters())
+    golden["losses"] = train(lambda: model(tokens).logits, targets, model.parameters(), adamw(parameter_groups(named)))
     golden["adamw"] = torch.tensor([LR, BETA1, BETA2, EPS, DECAY])
-    save_file({n: t.contiguous() for n, t in golden.items()}, os.path.join(folder, "golden.safetensors"))
-    print(f"{name}: loss {loss.item():.4f}, max |logit| {logits.abs().max().item():.2f},",
-          "losses", *(f"{x:.3f}" for x in golden["losses"]))
+    save(golden, folder, name)
 
 
 def main():

@@ -13,7 +13,6 @@ import copy
 import os
 
 import torch
-from safetensors.torch import save_file
 from transformers import (CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration, MistralConfig, Qwen3Config,
                           SiglipVisionConfig)
 
@@ -67,27 +66,11 @@ def features_of(model, pixels):
     return rows[:, 1:] if model.config.vision_feature_select_strategy == "default" else rows
 
 
-def parameter_groups(model, trained):
-    """Norms, biases and the embedding are not decayed."""
-    named = [(n, p) for n, p in model.named_parameters() if trained(n)]
-    decay = [p for n, p in named if p.dim() == 2 and "embed_tokens" not in n]
-    rest = [p for n, p in named if p.dim() == 1 or "embed_tokens" in n]
-    return [{"params": decay, "weight_decay": golden.DECAY}, {"params": rest, "weight_decay": 0.0}]
-
-
 def train(model, tokens, targets, pixels, trained):
     model = copy.deepcopy(model)
-    groups = parameter_groups(model, trained)
-    optimizer = torch.optim.AdamW(groups, lr=golden.LR, betas=(golden.BETA1, golden.BETA2), eps=golden.EPS, foreach=False)
-    losses = []
-    for _ in range(golden.STEPS):
-        loss = golden.mean_loss(model(input_ids=tokens, pixel_values=pixels).logits, targets)
-        model.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_([p for g in groups for p in g["params"]], golden.CLIP, foreach=False)
-        optimizer.step()
-        losses.append(loss.item())
-    return torch.tensor(losses)
+    groups = golden.parameter_groups([(n, p) for n, p in model.named_parameters() if trained(n)])
+    return golden.train(lambda: model(input_ids=tokens, pixel_values=pixels).logits, targets,
+                        [p for g in groups for p in g["params"]], golden.adamw(groups))
 
 
 def make(name, spec, folder, seed):
@@ -127,9 +110,7 @@ def make(name, spec, folder, seed):
     out["losses"] = train(model, tokens, targets, pixels, lambda n: "vision_tower" not in n)
     out["losses_projector"] = train(model, tokens, targets, pixels, lambda n: "multi_modal_projector" in n)
     out["adamw"] = torch.tensor([golden.LR, golden.BETA1, golden.BETA2, golden.EPS, golden.DECAY])
-    save_file({n: t.contiguous() for n, t in out.items()}, os.path.join(folder, "golden.safetensors"))
-    print(f"{name}: loss {loss.item():.4f}, losses", *(f"{x:.3f}" for x in out["losses"]), "| projector alone",
-          *(f"{x:.3f}" for x in out["losses_projector"]))
+    golden.save(out, folder, name)
 
 
 def main():

@@ -23,7 +23,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from golden import BETA1, BETA2, CLIP, DECAY, EPS, LR, MODELS, STEPS, mean_loss, parameter_groups
+import golden
+from golden import DECAY, LR, MODELS, STEPS, adamw, parameter_groups
 from golden_folder import golden_folder
 
 MATRICES = [("q", 32, 32), ("k", 16, 32), ("v", 16, 32), ("o", 32, 32), ("gate", 48, 32), ("up", 48, 32), ("down", 32, 48)]
@@ -62,26 +63,16 @@ def is_matrix(name, p):
 
 def optimizers(model):
     muon = {id(p) for n, p in model.named_parameters() if is_matrix(n, p)}
-    groups = [g | {"params": [p for p in g["params"] if id(p) not in muon]} for g in parameter_groups(model)]
+    groups = parameter_groups([(n, p) for n, p in model.named_parameters() if id(p) not in muon])
     matrices = [p for p in model.parameters() if id(p) in muon]
-    return [torch.optim.AdamW([g for g in groups if g["params"]], lr=LR, betas=(BETA1, BETA2), eps=EPS, foreach=False),
-            torch.optim.Muon(matrices, **DEFAULT | dict(lr=LR, weight_decay=DECAY))]
+    return [adamw([g for g in groups if g["params"]]), torch.optim.Muon(matrices, **DEFAULT | dict(lr=LR, weight_decay=DECAY))]
 
 
 def train_model(folder):
     batch = load_file(os.path.join(folder, "golden.safetensors"))
     tokens, targets = batch["tokens"].long(), batch["targets"].long()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    both, losses = optimizers(model), []
-    for _ in range(STEPS):
-        loss = mean_loss(model(tokens).logits, targets)
-        model.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP, foreach=False)
-        for optimizer in both:
-            optimizer.step()
-        losses.append(loss.item())
-    found = {"losses": torch.tensor(losses)}
+    found = {"losses": golden.train(lambda: model(tokens).logits, targets, model.parameters(), *optimizers(model))}
     for name, p in model.named_parameters():
         rows = tokens[0, :2] if "embed_tokens" in name else [0, -1]
         found["rows." + name] = p.detach()[rows] if p.dim() == 2 else p.detach()

@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, Olmo2Config
 
+from golden import parameter_groups
 from golden_folder import golden_folder
 
 STEPS, BATCH, T, INSTANCES, SEED = 8, 8, 16, 50, 11         # so that two steps are of a second epoch
@@ -111,14 +112,6 @@ def max_norm(step):
     return CLIP * (CLIP_FACTOR if step <= CLIP_WARMUP else 1)
 
 
-def parameter_groups(model):
-    """OLMo's groups: norms and the embedding are not decayed."""
-    named = list(model.named_parameters())
-    decays = lambda name, p: p.dim() == 2 and "embed_tokens" not in name
-    return [{"params": [p for n, p in named if decays(n, p)], "weight_decay": DECAY},
-            {"params": [p for n, p in named if not decays(n, p)], "weight_decay": 0.0}]
-
-
 def losses(model, tokens, labels):
     """Cross entropy and weighted z-loss of sequences, means per label, whose sum is minimized; and how many labels there are."""
     tokens, labels = torch.from_numpy(tokens.astype(numpy.int64)), torch.from_numpy(labels)
@@ -133,7 +126,8 @@ def losses(model, tokens, labels):
 def train(tokens, labels, steps, wrong=""):
     """The run, or one that does one thing wrong."""
     model = make_model()
-    optimizer = torch.optim.AdamW(parameter_groups(model), lr=LR, betas=(BETA1, BETA2), eps=EPS, foreach=False)
+    groups = parameter_groups(list(model.named_parameters()), DECAY)
+    optimizer = torch.optim.AdamW(groups, lr=LR, betas=(BETA1, BETA2), eps=EPS, foreach=False)
     rows = []
     for number, step in enumerate(steps, 1):
         optimizer.zero_grad()

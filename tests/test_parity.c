@@ -1,8 +1,8 @@
 /* Our models against Hugging Face transformers: the folders of tests/golden, made by
  * scripts/golden.py, are loaded as by --load_path; then logits, loss, every gradient and the losses
  * of 8 AdamW steps must agree in f32. So must adapters on all of them, against PEFT: the folders of
- * tests/golden/lora, made by scripts/golden_lora.py and golden_llava_lora.py, their values after
- * the steps, and the result of --export. So must Muon in all models of text, against
+ * tests/golden/lora, made by scripts/golden_lora.py, their values after the steps, and the result
+ * of --export. So must Muon in all models of text, against
  * scripts/golden_muon.py. Models with images, made by scripts/golden_llava.py from pixels, get the
  * recorded features of their tower.
  *
