@@ -102,7 +102,9 @@ static inline Result run_config(Config c, int parts, float before)
     for (int u = 0; u < r.units; u++) {
         const size_t size = (size_t)store.shape[u].num_params * sizeof(Param);
         r.shape[u] = store.shape[u];
-        r.shape[u].param = memcpy(xmalloc(size + 1), store.shape[u].param, size);
+        r.shape[u].param = xmalloc(size + 1);
+        if (size > 0)
+            memcpy(r.shape[u].param, store.shape[u].param, size);
         r.count[u] = store.shard[u].slice[TRAINED].count;
         r.gradient[u] = r.count[u] ? as_floats(store.shard[u].grad) : NULL;
     }
