@@ -16,7 +16,7 @@ typedef struct {
     Tensor h;          /* the first layer's operand */
     Tensor x;          /* the norm's input, as saved for backward */
     float *stats;      /* its mean and rstd */
-    Tensor output;     /* norm_after: the last layer's output */
+    Tensor output;     /* the last layer's output, if the norm follows it (norm_after) */
     Tensor norm;       /* the norm's weights */
     Tensor dnorm;      /* their gradient */
     const float *amax; /* max|dLoss/d(out)|; NULL: not known */
