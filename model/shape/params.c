@@ -183,19 +183,15 @@ Param param_stack(const Param *p)
     return stack;
 }
 
-Tensor tensor_item(Tensor t, int item, int items)
-{
-    t.rows /= items;
-    const size_t first = (size_t)item * tensor_numel(t);
-    t.data = t.data ? (char *)t.data + first * dtype_size(t.format.dtype) : NULL;
-    t.data_t = t.data_t ? (char *)t.data_t + first : NULL;
-    t.scale = t.scale ? (float *)t.scale + SCALE_FLOATS * item : NULL;
-    return t;
-}
-
 Tensor param_tensor(const UnitTensors *u, const Param *p)
 {
-    return tensor_item(u->tensor[p->id], p->item, p->items);
+    Tensor t = u->tensor[p->id];
+    t.rows /= p->items;
+    const size_t first = (size_t)p->item * tensor_numel(t);
+    t.data = t.data ? (char *)t.data + first * dtype_size(t.format.dtype) : NULL;
+    t.data_t = t.data_t ? (char *)t.data_t + first : NULL;
+    t.scale = t.scale ? (float *)t.scale + SCALE_FLOATS * p->item : NULL;
+    return t;
 }
 
 void unit_check_size(const UnitLayout *u, int unit)

@@ -96,7 +96,6 @@ void units_free(UnitLayout *u, int count);
 /* All items of a parameter whose first is p, as one matrix without parts. */
 Param param_stack(const Param *p);
 /* An item's rows of the tensor of all: its codes, transposed ones too, and its scale. */
-Tensor tensor_item(Tensor t, int item, int items);
 Tensor param_tensor(const UnitTensors *t, const Param *p);
 
 /* Whether the parameter lies in front of those that do not: matrices under Muon; what is cut among
