@@ -7,7 +7,7 @@
 #include "tests/images.h"
 #include "tests/ranks_case.h"
 
-enum { BATCH = 4, T = 16, STEPS = 3, NUM_WAYS = NUM_STRATEGIES + 2 };
+enum { BATCH = 4, T = 32, STEPS = 3, NUM_WAYS = NUM_STRATEGIES + 2 };
 enum { MODULES = 1 << LORA_Q | 1 << LORA_UP | 1 << LORA_DOWN };
 
 typedef struct {
@@ -45,7 +45,9 @@ static Result run(const Case *k, Strategy s, bool whole)
 {
     Result x;
     Run r;
-    configure(&r, k, with_images(architecture(k->model), PROJECTOR_MLP, true), s);
+    ModelConfig m = with_images(architecture(k->model), PROJECTOR_MLP, true);
+    m.max_sequence_length = T;
+    configure(&r, k, m, s);
     const int data = comm_group_size(RANKS_DATA), share = whole ? BATCH : BATCH / data;
     const int first = whole ? 0 : comm_group_rank(RANKS_DATA) * share, copies = whole ? data : 1;
     r.config.model.lora.projector = k->modules != 0;

@@ -281,54 +281,69 @@ static void check_file(const Run *r, const char *folder)
     }
 }
 
-/* Of the device; a rank may have no bytes. */
-static void check_same_memory(const char *what, const void *x, const void *y, size_t bytes)
-{
-    char *found = keep(bytes), *expected = keep(bytes);
-    if (bytes == 0)
-        return;
-    device_get(found, x, bytes);
-    device_get(expected, y, bytes);
-    check_same_bytes(what, found, expected, bytes);
-}
+enum { STORED = 4 };
 
-/* This rank's bytes of a unit. */
-static void check_same_shard(const char *what, const Shard *a, const Shard *b)
+/* Copies of what this rank stores of a unit. It may store nothing. */
+typedef struct {
+    char *bytes[STORED];
+    size_t size[STORED];
+} Stored;
+
+static Stored *stored_bytes(const ParamStore *store)
 {
-    const Tensor x[] = { a->slice[TRAINED].stored, a->state[0], a->state[1] },
-                 y[] = { b->slice[TRAINED].stored, b->state[0], b->state[1] };
-    for (int i = 0; i < 3; i++) {
-        assert_int_equal(tensor_bytes(x[i]), tensor_bytes(y[i]));
-        check_same_memory(what, x[i].data, y[i].data, tensor_bytes(x[i]));
+    Stored *to = keep((size_t)store->num_units * sizeof *to);
+    for (int u = 0; u < store->num_units; u++) {
+        const Shard *s = &store->shard[u];
+        const Tensor t[STORED] = { s->slice[TRAINED].stored, s->state[0], s->state[1],
+                                   s->slice[QUANTIZED].stored };
+        for (int i = 0; i < STORED; i++) {
+            to[u].size[i] = i < 3 ? tensor_bytes(t[i]) : s->slice[QUANTIZED].count;
+            to[u].bytes[i] = keep(to[u].size[i]);
+            if (to[u].size[i] > 0)
+                device_get(to[u].bytes[i], t[i].data, to[u].size[i]);
+        }
     }
+    return to;
 }
 
+static void check_same_stored(const ParamStore *store, const Stored *expected)
+{
+    const Stored *found = stored_bytes(store);
+    for (int u = 0; u < store->num_units; u++)
+        for (int i = 0; i < STORED; i++) {
+            assert_int_equal(found[u].size[i], expected[u].size[i]);
+            check_same_bytes(text("unit %d, tensor %d", u, i), found[u].bytes[i],
+                             expected[u].bytes[i], expected[u].size[i]);
+        }
+}
+
+/* NOTE: on a GPU one store at a time has gathered weights (comm_alloc), so each is closed first. */
 TEST(test_saved)
 {
     const ModelConfig m = expert_model(BASE_AS_FROZEN);
     const char *folder = lasting(text("%s/step1", shared));
-    Run r, same, alone;
+    Run r;
     open_items(&r, &m, "f32", SHARDED);
     step_with_gradients(&r, 1);
     save(&r, 1);
     check_file(&r, folder);
-    open_items(&same, &m, "f32", SHARDED);
-    load(&same, folder);
-    for (int u = 0; u < r.store.num_units; u++)
-        check_same_shard("a shard", &same.store.shard[u], &r.store.shard[u]);
+    const Stored *saved = stored_bytes(&r.store);
     float *x[ITEMS];
     for (int i = 0; i < ITEMS; i++)
         x[i] = master_of(&r, &r.store.shape[LAYER].param[i]);
-    open_items(&alone, &m, "f32", ALONE_);
-    load(&alone, folder);
+    close_run(&r);
+    open_items(&r, &m, "f32", SHARDED);
+    load(&r, folder);
+    check_same_stored(&r.store, saved);
+    close_run(&r);
+    open_items(&r, &m, "f32", ALONE_);
+    load(&r, folder);
     for (int i = 0; i < ITEMS; i++) {
-        const Param *p = &alone.store.shape[LAYER].param[i];
-        check_same_bytes("an item on one rank", master_of(&alone, p), x[i],
+        const Param *p = &r.store.shape[LAYER].param[i];
+        check_same_bytes("an item on one rank", master_of(&r, p), x[i],
                          param_numel(p) * sizeof(float));
     }
     close_run(&r);
-    close_run(&same);
-    close_run(&alone);
     release();
 }
 
@@ -336,23 +351,23 @@ TEST(test_saved)
 TEST(test_cut)
 {
     const ModelConfig m = expert_model(BASE_AS_FROZEN);
-    Run r, same, alone;
+    const char *folder = lasting(text("%s/step5", shared));
+    Run r;
     if (comm_size() == 1)
         return;
     open_items(&r, &m, "f32", CUT);
     assert_int_equal(r.store.shape[LAYER].param[ITEMS - 1].rows, m.mlp_width);
     save(&r, 5);
-    open_items(&same, &m, "f32", CUT);
-    store_init(&same.store, &m, SEED + 1);
-    const char *folder = lasting(text("%s/step5", shared));
-    load(&same, folder);
-    for (int u = 0; u < r.store.num_units; u++)
-        check_same_shard("a part", &same.store.shard[u], &r.store.shard[u]);
-    open_items(&alone, &m, "f32", ALONE_);
-    check_file(&alone, folder);
+    const Stored *saved = stored_bytes(&r.store);
     close_run(&r);
-    close_run(&same);
-    close_run(&alone);
+    open_items(&r, &m, "f32", CUT);
+    store_init(&r.store, &m, SEED + 1);
+    load(&r, folder);
+    check_same_stored(&r.store, saved);
+    close_run(&r);
+    open_items(&r, &m, "f32", ALONE_);
+    check_file(&r, folder);
+    close_run(&r);
     release();
 }
 
@@ -363,10 +378,10 @@ TEST(test_exported)
     const ModelConfig m = expert_model(BASE_AS_FROZEN);
     const char *folder = lasting(text("%s/step3", shared)),
                *coded = lasting(text("%s-fp8", folder)), *plain = lasting(text("%s-f32", folder));
-    Run saved;
-    open_items(&saved, &m, "coat", SHARDED);
-    save(&saved, 3);
-    close_run(&saved);
+    Run r;
+    open_items(&r, &m, "coat", SHARDED);
+    save(&r, 3);
+    close_run(&r);
     if (comm_rank() == 0) {
         ExportOptions o = export_options_of(folder, NULL, coded, "fp8");
         o.scales = SCALES_TRAINED;
@@ -389,15 +404,14 @@ TEST(test_exported)
         safetensors_close(f);
     }
     comm_barrier();
-    Run a, b;
-    open_items(&a, &m, "f32", SHARDED);
-    open_items(&b, &m, "f32", SHARDED);
-    checkpoint_load(coded, &a.config, &a.store, NULL, false);
-    checkpoint_load(plain, &b.config, &b.store, NULL, false);
-    for (int u = 0; u < a.store.num_units; u++)
-        check_same_shard("codes", &a.store.shard[u], &b.store.shard[u]);
-    close_run(&a);
-    close_run(&b);
+    open_items(&r, &m, "f32", SHARDED);
+    checkpoint_load(coded, &r.config, &r.store, NULL, false);
+    const Stored *from_codes = stored_bytes(&r.store);
+    close_run(&r);
+    open_items(&r, &m, "f32", SHARDED);
+    checkpoint_load(plain, &r.config, &r.store, NULL, false);
+    check_same_stored(&r.store, from_codes);
+    close_run(&r);
     release();
 }
 
@@ -407,21 +421,17 @@ TEST(test_adapters)
     const char *base = lasting(text("%s/step1", shared));
     ModelConfig m = expert_model(BASE_E4M3);
     m.lora.base_path = (char *)base;
-    Run r, same;
+    Run r;
     open_items(&r, &m, "bf16", SHARDED);
     checkpoint_load(base, &r.config, &r.store, NULL, false);
     test_fill_adapters(&r.store, 3);
     save(&r, 7);
-    open_items(&same, &m, "bf16", SHARDED);
-    load(&same, text("%s/step7", shared));
-    for (int u = 0; u < r.store.num_units; u++) {
-        const Tensor x = r.store.shard[u].slice[QUANTIZED].stored,
-                     y = same.store.shard[u].slice[QUANTIZED].stored;
-        check_same_shard("adapters", &same.store.shard[u], &r.store.shard[u]);
-        check_same_memory("the base", y.data, x.data, r.store.shard[u].slice[QUANTIZED].count);
-    }
+    const Stored *saved = stored_bytes(&r.store);
     close_run(&r);
-    close_run(&same);
+    open_items(&r, &m, "bf16", SHARDED);
+    load(&r, text("%s/step7", shared));
+    check_same_stored(&r.store, saved);
+    close_run(&r);
     release();
 }
 
