@@ -49,8 +49,9 @@ run() {     # run NAME COMMAND...: a line of the table; the end of the output if
 }
 
 next=0 recorded=
-background() {  # the same in the background, at most eight at a time per GPU, and sixteen in all: ranks wait for each other's time slices
-    while [ "$(jobs -rp | wc -l)" -ge $((gpus > 2 ? 16 : 8 * gpus)) ]; do wait -n; done
+most=$((gpus > 2 ? 16 : 8 * gpus))
+background() {  # the same in the background, at most `most` at a time
+    while [ "$(jobs -rp | wc -l)" -ge $most ]; do wait -n; done
     run "$@" &
 }
 
@@ -66,17 +67,23 @@ record() {      # the results of the CPU tests, once
     wait
 }
 
+# Ranks on different GPUs wait for each other's time slices, so few such tests run at a time, after the others.
 cuda_tests() {
-    local test name n
+    local test name n most=$most
     record
     for test in build/cuda/tests/test_*; do
         name=$(basename "$test")
         case $name in
         *.d|*.o|*test_cpu_*) ;;
-        *ranks*) for n in 1 2 4; do [ $n -le "$gpus" ] && background "$name on $n" $LAUNCH -n $n "$test"; done ;;
+        *ranks*) on_one "$name on 1" $LAUNCH -n 1 "$test" ;;
         *train|*train_parity|*_runs|*extend|*_warmup|*duration|*data_ends|*moved|*faults|*save_folder|*fit|*hangs|*signals|*divergence|*skips|*verify|*generate|*eval_only) background "$name" "$test" ;;
         *) [ -x "$test" ] && on_one "$name" "$test" ;;
         esac
+    done
+    wait
+    most=3
+    for test in build/cuda/tests/test_*_ranks; do
+        for n in 2 4; do [ $n -le "$gpus" ] && background "$(basename "$test") on $n" $LAUNCH -n $n "$test"; done
     done
     wait
 }
