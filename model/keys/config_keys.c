@@ -25,7 +25,7 @@ const ConfigKey config_keys[] = {
            "continue the prompts in this file with the model of load_path, print the continuations and stop. Each line of the file "
            "is a prompt: {\"tokens\": [...]}. No data are needed and no files are written. The default recipe is bf16"),
     NUMBER("max_new_tokens", INT, "128", 1, 1 << 24, C(max_new_tokens),
-           "generate: maximum number of tokens of a continuation; an end-of-text token ends it earlier"),
+           "generate: maximum number of tokens of a continuation; an end-of-text token ends a continuation earlier"),
     NUMBER("temperature", DOUBLE, "0", 0, 1e3, C(temperature),
            "generate: divisor of the logits. 0: always the most likely token. Above 0: tokens are drawn at random, with random "
            "numbers from `seed`"),
@@ -53,7 +53,8 @@ const ConfigKey config_keys[] = {
     COLUMN("format.saved_mlp", GROUPS, C(recipe.hidden), "gate and up that are saved for backward"),
     COLUMN("format.operand", ONE_SCALE, C(recipe.operand), "GEMM operands that are activations or weights"),
     COLUMN("format.gradient", ONE_SCALE, C(recipe.gradient), "GEMM operands that are gradients"),
-    COLUMN("format.head", ONE_SCALE, C(recipe.head), "gradient of the logits. e5m2: both GEMMs of the head's backward are in FP8"),
+    COLUMN("format.head", ONE_SCALE, C(recipe.head),
+           "gradient of the logits. e5m2: both GEMMs of the head's backward pass are in FP8"),
     COLUMN("format.master", WIDE, C(recipe.master), "master weights, which the optimizer updates"),
     COLUMN("format.grads", WIDE, C(recipe.grads),
            "accumulated weight gradients. Default: the recipe's format, but f32 if gradients of more than 128 micro-batches of a "
@@ -335,7 +336,7 @@ const ConfigKey config_keys[] = {
     OTHER ("reset_optimizer_state", BOOL, "false", C(reset_optimizer_state),
            "load neither the moments of load_path nor the snapshots of a mean"),
     OTHER ("reset_trainer_state", BOOL, "false", C(reset_trainer_state),
-           "start at step 0 with the weights and moments of load_path"),
+           "start at step 0, with the weights and moments of load_path"),
 
     /* ---- evaluation ---- */
     OPTION("eval_interval", LONG, "1000", 0, 0, LONGS, C(eval_interval),
@@ -392,9 +393,9 @@ const ConfigKey config_keys[] = {
 
     /* ---- the host's memory ---- */
     WORD  ("offload.activations", CHOICE, "auto", host_uses, C(host.activations),
-           "CPU offload: keep saved activations in host memory between forward and backward. Results are the same. auto: as many "
-           "blocks as needed to fit device_memory; all: every block that is not in use. With pipeline stages, the blocks of each "
-           "micro-batch in flight are counted separately"),
+           "CPU offload: keep saved activations in host memory between forward and backward. Results are the same. auto: "
+           "activations of as many blocks as needed to fit device_memory; all: activations of every block that is not in use. With "
+           "pipeline stages, a block counts separately for each micro-batch in flight"),
     WORD  ("offload.frozen", CHOICE, "auto", host_uses, C(host.frozen),
            "CPU offload: keep frozen weights of blocks, for example under adapters, in host memory. The weights are copied to the "
            "device before the block is computed"),
