@@ -69,9 +69,8 @@ const ConfigKey config_keys[] = {
            "attention output; block: each block's input"),
     WORD  ("activations.recompute", CHOICE | FOLLOWS, "null", WORDS({ "none", 0 }, { "one_in_two", 2 }, { "one_in_three", 3 },
            { "one_in_four", 4 }, { "one_in_eight", 8 }, { "two_in_three", -3 }, { "three_in_four", -4 }), C(recipe.recompute),
-           "blocks that save only their input, regardless of activations.keep. one_in_two to one_in_eight: every second to eighth "
-           "block, starting with the first block; two_in_three: all blocks except every third; three_in_four: all blocks except "
-           "every fourth"),
+           "blocks that save only their input, regardless of activations.keep. one_in_N: every Nth block, starting with the first "
+           "block; two_in_three: all blocks except every third block; three_in_four: all blocks except every fourth block"),
     WORD  ("fp8.forward", CHOICE | FOLLOWS, "null", WORDS({ "saved", FROM_SAVED }, { "exact", FROM_EXACT }), C(recipe.forward),
            "values that the forward pass uses after it has saved an activation in FP8. saved: the rounded values, as in COAT; "
            "exact: the values before rounding"),
@@ -291,9 +290,9 @@ const ConfigKey config_keys[] = {
     OPTION("scheduler.grad_clip_warmup_factor", DOUBLE, "null", 1, TINY, 1e9, C(scheduler.grad_clip_warmup_factor),
            "factor of max_grad_norm during grad_clip_warmup_steps"),
     OPTION("average.last", LONG, "null", 0, 1, 1e6, C(average.last),
-           "number of snapshots of the weights in a mean; null: no averaging. Every last x every steps, the run evaluates the mean "
-           "and writes the mean as stepN-average, a model folder for other programs. The running mean is stored in F32, next to "
-           "the moments"),
+           "number of snapshots of the weights in a mean; null: no averaging. After every `last` x `every` steps, the run "
+           "evaluates the mean and writes the mean as stepN-average, a model folder for other programs. The running mean is stored "
+           "in F32, next to the moments"),
     OPTION("average.every", LONG, "null", 0, 1, 1e9, C(average.every), "steps between two snapshots"),
     OPTION("max_grad_norm", DOUBLE, "null", 0, TINY, 1e9, C(max_grad_norm), "clip gradients to this global norm; null: no clipping"),
     WORD  ("spikes", CHOICE, "warn", WORDS({ "warn", SPIKES_WARN }, { "skip", SPIKES_SKIP }, { "stop", SPIKES_STOP }),
@@ -309,7 +308,8 @@ const ConfigKey config_keys[] = {
     NUMBER("tiled_mlp_tokens", INT, "0", 0, MANY, C(mlp_tile),
            "tokens per tile of a tiled MLP, a multiple of 128. Only blocks that recompute the MLP in the backward pass use tiles. "
            "Each tile has its own FP8 scales. 0: tiles of 16384 tokens if the run fits device_memory only with tiles, else no "
-           "tiles. To turn tiles off, give at least the tokens of a micro-batch. quant_stats_interval turns tiles off, too"),
+           "tiles. If the value is at least the number of tokens of a micro-batch, there are no tiles. With quant_stats_interval "
+           "there are no tiles, either"),
 
     /* ---- saving and loading ---- */
     OTHER ("save_folder", STRING, "null", C(save_folder), "folder of checkpoints and metrics; default: runs/<run_name>"),

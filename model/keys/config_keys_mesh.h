@@ -18,11 +18,11 @@
                "each sequence. Each rank has an equal share of the tokens, and during " \
                "attention an equal share of the heads. So the number must divide " \
                "n_heads. It must also divide n_kv_heads or be a multiple of n_kv_heads; " \
-               "in the second case, several ranks share a key/value head. A short " \
-               "document that lies on one rank is attended there, without communication. " \
-               "FSDP shards weights over context ranks, too, even with NO_SHARD. With " \
-               "`generate`, context ranks only shard weights. A run may resume with " \
-               "another number"), \
+               "in the second case, several ranks share a key/value head. If a short " \
+               "document lies on one rank, this rank computes its attention without " \
+               "communication. FSDP shards weights over context ranks, too, even with " \
+               "NO_SHARD. With `generate`, context ranks only shard weights. A run may " \
+               "resume with another number"), \
         NUMBER("parallelism.tensor", INT, "1", 1, 1024, C(strategy.tensor_ranks), \
                "tensor parallelism: number of consecutive ranks that split each linear " \
                "layer of the blocks. Each rank has an equal share of the matrix, of the " \
