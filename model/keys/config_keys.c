@@ -346,7 +346,7 @@ const ConfigKey config_keys[] = {
            "sequences per rank in an evaluation batch. A forward pass takes device_train_microbatch_size sequences. Default: "
            "device_train_microbatch_size"),
     OPTION("eval_subset_num_batches", LONG, "-1", -1, -1, LONGS, C(eval_subset_num_batches),
-           "number of batches per rank to use of each evaluation set; -1: all"),
+           "number of batches of each evaluation set, per rank; -1: all"),
     OTHER ("evaluators[].label", STRING, NULL, E(label), "name of the evaluation set, if `paths` gives its shards"),
     WORD  ("evaluators[].type", CHOICE, "lm", WORDS({ "lm", EVALUATOR_LM }, { "downstream", EVALUATOR_DOWNSTREAM }),
            E(type),
