@@ -103,7 +103,7 @@ static void check_capability(void)
             "Use such a GPU, or build with BACKEND=cpu",
             dev.number, dev.prop.name, dev.prop.major, dev.prop.minor);
     if (!image_found())
-        die("GPU %d (%s) has compute capability %d.%d; this program was built for others: "
+        die("GPU %d (%s) has compute capability %d.%d; this program was built for other GPUs: "
             "ARCH=\"%s\". Build it with "
             "make BACKEND=cuda ARCH=%d%s, or with several in ARCH=\"...\" for several kinds of GPU",
             dev.number, dev.prop.name, dev.prop.major, dev.prop.minor, image_architectures(), has,

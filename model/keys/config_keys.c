@@ -17,30 +17,32 @@ const ConfigKey config_keys[] = {
            "print the memory plan, whether it fits, and the predicted time of a step; then stop with exit status 0. It needs no "
            "data, and with device_memory no GPU"),
     OTHER ("eval_only", BOOL, "false", C(eval_only),
-           "evaluate load_path, print the results and stop. It needs no training data. It writes only eval.jsonl, and only if "
-           "save_folder is given. If the file has no model section, batch sizes and data.generate_doc_lengths are those of the "
-           "checkpoint's run, and so are recipe, format, activations and fp8 unless a recipe is given. Otherwise the recipe is bf16"),
+           "evaluate load_path, print the results and stop. No training data are needed. The only file that is written is "
+           "eval.jsonl, if save_folder is given. If the configuration file has no model section, batch sizes and "
+           "data.generate_doc_lengths come from the run that wrote the checkpoint. Then recipe, format, activations and fp8 come "
+           "from this run, too, unless `recipe` is given. In all other cases the default recipe is bf16"),
     OTHER ("generate", STRING, "null", C(generate),
            "continue the prompts in this file with the model of load_path, print the continuations and stop. Each line of the file "
-           "is a prompt: {\"tokens\": [...]}. It needs no data and writes no files. The recipe is bf16 unless one is given"),
+           "is a prompt: {\"tokens\": [...]}. No data are needed and no files are written. The default recipe is bf16"),
     NUMBER("max_new_tokens", INT, "128", 1, 1 << 24, C(max_new_tokens),
-           "generate: maximum number of tokens of a continuation; an end-of-text token ends it earlier"),
+           "generate: maximum number of tokens of a continuation; an end-of-text token ends a continuation earlier"),
     NUMBER("temperature", DOUBLE, "0", 0, 1e3, C(temperature),
-           "generate: the logits are divided by this. 0: always the most likely token. Above 0: tokens are drawn at random, from "
-           "`seed`"),
+           "generate: divisor of the logits. 0: always the most likely token. Above 0: tokens are drawn at random, with random "
+           "numbers from `seed`"),
     NUMBER("top_p", DOUBLE, "1", TINY, 1, C(top_p),
-           "generate: draw from the smallest set of most likely tokens whose probabilities sum to this (nucleus sampling)"),
+           "generate: draw from the smallest set of most likely tokens whose probabilities sum to top_p (nucleus sampling)"),
     GENERATE_FEATURES_ROW,
-    OPTION("ranks", INT, "null", 0, 1, MANY, C(ranks), "dry_run: number of ranks to plan for; default: the ranks that were started"),
+    OPTION("ranks", INT, "null", 0, 1, MANY, C(ranks),
+           "dry_run: number of ranks to plan for; default: the number of started ranks"),
     NUMBER("gpus_per_host", INT, "8", 1, 1024, C(gpus_per_host), "dry_run: GPUs per host, for the predicted time"),
     OPTION("internode_gb_per_s", DOUBLE, "null", 0, TINY, 1e6, C(network),
            "dry_run: bandwidth of each GPU to other hosts, in GB/s (10^9 bytes)"),
     WORD  ("mesh", CHOICE, "given", meshes, C(mesh_auto),
-           "dry_run: auto also tries other meshes and prints the three fastest that fit"),
+           "dry_run. given: plan the configured mesh; auto: also try all other meshes and print the three fastest meshes that fit"),
     OPTION("device_memory", DOUBLE, "null", 0, TINY, 1e6, C(device_memory),
-           "GiB of each device that the plan may use (2^30 bytes, as in nvidia-smi), even if other processes use some of it. "
-           "Default: what is free on this device; with dry_run all of its memory. dry_run can also plan for a device that this "
-           "machine does not have. A CPU build needs this key if `ranks` is not the number of started ranks"),
+           "GiB (2^30 bytes, as in nvidia-smi) of each device that a run may use, whatever other processes use. Default: the free "
+           "memory of the device; with dry_run its total memory. With dry_run the device need not be in this machine. In a CPU "
+           "build, dry_run needs this key if `ranks` is not the number of started ranks"),
 
     /* ---- numbers ---- */
     OTHER ("recipe", STRING, "null", X(recipe), "storage formats of all tensors. Default: coat; with eval_only and generate: bf16"),
@@ -51,58 +53,61 @@ const ConfigKey config_keys[] = {
     COLUMN("format.saved_mlp", GROUPS, C(recipe.hidden), "gate and up that are saved for backward"),
     COLUMN("format.operand", ONE_SCALE, C(recipe.operand), "GEMM operands that are activations or weights"),
     COLUMN("format.gradient", ONE_SCALE, C(recipe.gradient), "GEMM operands that are gradients"),
-    COLUMN("format.head", ONE_SCALE, C(recipe.head), "gradient of the logits. e5m2: both GEMMs of the head's backward are in FP8"),
+    COLUMN("format.head", ONE_SCALE, C(recipe.head),
+           "gradient of the logits. e5m2: both GEMMs of the head's backward pass are in FP8"),
     COLUMN("format.master", WIDE, C(recipe.master), "master weights, which the optimizer updates"),
     COLUMN("format.grads", WIDE, C(recipe.grads),
-           "accumulated weight gradients. Default: as the recipe says, but f32 if more than 128 micro-batches of a rank, or more "
-           "than 128 ranks, are summed"),
+           "accumulated weight gradients. Default: the recipe's format, but f32 if gradients of more than 128 micro-batches of a "
+           "rank, or of more than 128 ranks, are summed"),
     COLUMN("format.moment1", MOMENT, C(recipe.moment1), "AdamW's first moment m"),
     COLUMN("format.moment2", MOMENT, C(recipe.moment2), "AdamW's second moment v"),
-    COLUMN("format.frozen", WIDE, C(recipe.frozen), "frozen weights, which have no other copy"),
+    COLUMN("format.frozen", WIDE, C(recipe.frozen), "frozen weights; a run stores no other copy of a frozen weight"),
     WORD  ("activations.keep", CHOICE | FOLLOWS, "null", WORDS({ "all", KEEP_ALL }, { "inputs", KEEP_INPUTS },
            { "attention", KEEP_ATTENTION }, { "block", KEEP_BLOCK }), C(recipe.keep),
-           "activations that forward saves for backward; the others are recomputed (gradient checkpointing). all: all; inputs: all "
-           "that are not cheap to recompute; attention: each block's input and its attention output; block: each block's input"),
+           "activations that the forward pass saves. The backward pass recomputes all other activations (gradient checkpointing). "
+           "all: every activation; inputs: activations that are expensive to recompute; attention: each block's input and "
+           "attention output; block: each block's input"),
     WORD  ("activations.recompute", CHOICE | FOLLOWS, "null", WORDS({ "none", 0 }, { "one_in_two", 2 }, { "one_in_three", 3 },
            { "one_in_four", 4 }, { "one_in_eight", 8 }, { "two_in_three", -3 }, { "three_in_four", -4 }), C(recipe.recompute),
-           "blocks that save only their input, whatever activations.keep says. one_in_N: every Nth block, starting with the first; "
-           "two_in_three, three_in_four: all blocks except every third or fourth"),
+           "blocks that save only their input, regardless of activations.keep. one_in_N: every Nth block, starting with the first "
+           "block; two_in_three: all blocks except every third block; three_in_four: all blocks except every fourth block"),
     WORD  ("fp8.forward", CHOICE | FOLLOWS, "null", WORDS({ "saved", FROM_SAVED }, { "exact", FROM_EXACT }), C(recipe.forward),
-           "values with which forward continues after saving an activation in FP8. saved: the rounded values, as in COAT; exact: "
-           "the values before rounding"),
+           "values that the forward pass uses after it has saved an activation in FP8. saved: the rounded values, as in COAT; "
+           "exact: the values before rounding"),
     WORD  ("fp8.fast_accumulation", CHOICE | FOLLOWS, "null", WORDS({ "none", FAST_NONE }, { "forward", FAST_FORWARD },
-           { "all", FAST_ALL }), C(recipe.fast), "FP8 GEMMs that use fast accumulation, which adds with fewer bits"),
+           { "all", FAST_ALL }), C(recipe.fast), "FP8 GEMMs that use fast accumulation: faster sums with fewer bits"),
     WORD  ("fp8.scales", CHOICE | FOLLOWS, "null", WORDS({ "microbatch", PER_MICROBATCH }, { "step", PER_STEP }), C(recipe.scales),
-           "how long the scale of an FP8 GEMM operand is valid. microbatch: for one micro-batch; step: for a whole step, from the "
-           "amax of its first micro-batch with headroom. This saves passes over memory"),
+           "how long the scale of an FP8 GEMM operand is valid. microbatch: one micro-batch; step: one step, which saves passes "
+           "over memory. With step, the scale is the first micro-batch's with headroom"),
     WORD  ("fp8.down_scales", CHOICE | FOLLOWS, "null", WORDS({ "tensor", DOWN_TENSOR }, { "channel", DOWN_CHANNEL }),
            C(recipe.down_scales),
-           "scales of the FP8 input of each down_proj. tensor: one scale; channel: one scale, and a factor for each outlier column, "
-           "whose weights are divided by it. A column is an outlier if its maximum is more than 64 times the median column's. Use "
-           "channel if SwiGLU has outliers (quant/act/*/largest_channel): all other columns keep their precision"),
+           "scales of the FP8 input of each down_proj. tensor: one scale; channel: one scale, and a factor for each outlier "
+           "column. The weights of the column are divided by the factor. A column is an outlier if its maximum is more than 64 "
+           "times the median column's maximum. Use channel if SwiGLU has outliers (quant/act/*/largest_channel), so that all other "
+           "columns keep their precision"),
 
     OTHER ("trainable", PATTERNS, "[]", C(trainable),
            "Hugging Face names of the tensors to train; * matches any characters (model.layers.*.mlp.*). All other tensors are "
-           "frozen, in format.frozen. []: all are trained"),
+           "frozen and stored in format.frozen. []: all tensors are trained"),
 
     /* ---- adapters ---- */
     OPTION("lora.rank", INT, "null", 0, 1, MANY, C(model.lora.rank),
-           "rank of the adapters (LoRA); all other weights are frozen. null: no adapters, unless load_path is a folder of adapters. "
-           "Then its adapter_config.json sets rank, alpha, use_rslora, target_modules and projector"),
+           "rank of the adapters (LoRA). All other weights are frozen. null: no adapters, unless load_path is a folder of "
+           "adapters. In that case its adapter_config.json sets rank, alpha, use_rslora, target_modules and projector"),
     OPTION("lora.alpha", DOUBLE, "null", 0, TINY, 1e6, C(model.lora.alpha),
            "the output of adapters is multiplied by alpha / rank; default: rank"),
     OTHER ("lora.use_rslora", BOOL, "false", C(model.lora.use_rslora),
-           "multiply by alpha / sqrt(rank) instead (rank-stabilized LoRA)"),
+           "multiply the output of adapters by alpha / sqrt(rank) instead of alpha / rank (rank-stabilized LoRA)"),
     OTHER ("lora.target_modules", NAMES, "all-linear", X(lora_modules),
-           "matrices of each block that have an adapter: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj; all-linear: "
-           "all of these"),
+           "matrices of each block that have an adapter: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj; "
+           "all-linear: all seven"),
     WORD  ("lora.base", CHOICE, "null", WORDS({ "bf16", BASE_AS_FROZEN }, { "e4m3", BASE_E4M3 }, { "nf4", BASE_NF4 }), X(lora_base),
-           "format of the blocks' frozen matrices. bf16: format.frozen; e4m3: one byte per weight, the operand of FP8 recipes; nf4: "
-           "half a byte per weight, as in QLoRA. null: the base format of load_path's adapters; for new adapters nf4 if "
-           "bitsandbytes stored load_path in 4 bits, else format.frozen"),
+           "format of the blocks' frozen matrices. bf16: as format.frozen; e4m3: one byte per weight, used directly as operand in "
+           "FP8 recipes; nf4: half a byte per weight, as in QLoRA. Default for adapters in load_path: the format of their base. "
+           "Default for new adapters: nf4 if bitsandbytes stored load_path in 4 bits, else bf16"),
     OTHER ("lora.base_path", STRING | FOLLOWS, "null", C(model.lora.base_path),
-           "folder of the base model of load_path's adapters; default: the folder that the adapters name. The base of new adapters "
-           "is load_path itself"),
+           "base model of the adapters in load_path; default: the folder that the adapters name. If the adapters are new, their "
+           "base is load_path"),
     ONLY  ("lora.dropout", "0|0.0|null", "dropout is not supported"),
     ONLY  ("lora.use_dora", "false|null", "DoRA is not supported"),
     ONLY  ("lora.bias", "none|null", "only the matrices A and B are trained"),
@@ -110,7 +115,7 @@ const ConfigKey config_keys[] = {
 
     /* ---- architecture ---- */
     OTHER ("model.architecture", STRING, "null", X(architecture),
-           "Hugging Face class in the config.json of checkpoints; default: the first class that computes this model"),
+           "Hugging Face class in the config.json of checkpoints; default: the first supported class that can compute this model"),
     NUMBER("model.d_model", INT, NULL, 1, MANY, C(model.d_model), "width of the residual stream"),
     NUMBER("model.n_layers", INT, NULL, 1, MAX_LAYERS, C(model.n_layers), "number of blocks"),
     NUMBER("model.n_heads", INT, NULL, 1, 10000, C(model.n_heads), "query heads"),
@@ -124,96 +129,97 @@ const ConfigKey config_keys[] = {
     NUMBER("model.mlp_ratio", DOUBLE | SPENT, "4", TINY, 1e6, X(mlp_ratio),
            "mlp_hidden_size / d_model, if mlp_hidden_size is not given"),
     NUMBER("model.max_sequence_length", INT, "1024", 2, 1 << 24, C(model.max_sequence_length),
-           "tokens per sequence. Without a model section: the length of load_path's model, at most 4096"),
+           "tokens per sequence. Default without a model section: the length of load_path's model, at most 4096"),
     NUMBER("model.vocab_size", INT, NULL, 2, VOCAB, C(model.vocab_size), "number of token ids"),
     OPTION("model.embedding_size", INT, "null", 0, 2, MANY, C(model.embedding_size),
            "rows of the embedding; default: vocab_size rounded up to a multiple of 128"),
     OPTION("model.eos_token_id", INT, "null", -1, 0, MANY, C(model.eos_token_id),
-           "token that ends a document; if given, generate also stops at it"),
+           "end-of-text token, which ends a document; `generate` also stops at this token"),
     OPTION("model.pad_token_id", INT, "null", -1, 0, MANY, C(model.pad_token_id), "padding token"),
     OTHER ("model.weight_tying", BOOL, "true", C(model.weight_tying), "the head uses the matrix of the embedding"),
     WORD  ("model.layer_norm_type", CHOICE, "default", WORDS({ "rms", NORM_RMS }, { "default", NORM_DEFAULT },
            { "low_precision", NORM_LOW_PRECISION }, { "amd_compatible", NORM_AMD_COMPATIBLE }), X(layer_norm_type),
            "rms: RMSNorm; the others: LayerNorm"),
     NUMBER("model.layer_norm_eps", FLOAT, "1e-5", 0, 1, C(model.norm.eps), "added to the variance"),
-    OTHER ("model.layer_norm_with_affine", BOOL, "true", C(model.norm_affine), "norms have weights; OLMo-1's have none"),
+    OTHER ("model.layer_norm_with_affine", BOOL, "true", C(model.norm_affine), "norms have weights (false in OLMo-1)"),
     OTHER ("model.norm_after", BOOL, "false", C(model.norm_after),
-           "norm the output of attention and MLP instead of their input (OLMo-2)"),
+           "normalize the outputs of attention and MLP instead of their inputs (OLMo-2)"),
     OTHER ("model.qkv_bias", BOOL, "false", C(model.qkv_bias), "the projections of q, k and v have biases (Qwen2)"),
     WORD  ("model.attention_layer_norm", CHOICE, "false", WORDS({ "false", QK_NORM_NONE }, { "true", QK_NORM_WIDTH },
            { "head", QK_NORM_HEAD }), C(model.qk_norm),
-           "RMSNorm of q and k. true: over their full width (OLMo-2); head: over each head (Qwen3)"),
+           "RMSNorm of q and k. true: over the full width of q or k (OLMo-2); head: over each head (Qwen3)"),
     OTHER ("model.attention_layer_norm_with_affine", BOOL, "true", X(attention_layer_norm_with_affine),
-           "norms of q and k have weights; false is an error if there are such norms"),
+           "norms of q and k have weights; false is allowed only in models without norms of q and k"),
     OPTION("model.clip_qkv", FLOAT, "null", 0, TINY, 1e9, C(model.clip_qkv),
            "clamp q, k and v to the range from -clip_qkv to clip_qkv"),
     OPTION("model.sliding_window", INT, "null", 0, 1, MANY, C(model.sliding_window),
-           "tokens that a query attends to, including itself; default: no window"),
+           "number of tokens that a query attends to, including its own; default: no window"),
     OTHER ("model.layer_types", LAYER_TYPES, "null", C(model.layer_types),
-           "which layers use sliding_window; a shorter list repeats; default: all layers"),
+           "attention of each layer: sliding_attention uses sliding_window, full_attention does not. A shorter list repeats. "
+           "Default: all layers use sliding_window"),
     NUMBER("model.rope_theta", DOUBLE, "10000", 1, 1e12, C(model.rope_theta), "base of the rotary embedding"),
     OPTION("model.no_rope_layer_interval", INT, "null", 0, 1, MAX_LAYERS, C(model.no_rope_interval),
            "every Nth layer has no rotary embedding (SmolLM3: 4)"),
     WORD  ("model.rope_scaling.rope_type", CHOICE, "null", WORDS({ "default", ROPE_DEFAULT }, { "llama3", ROPE_LLAMA3 },
            { "yarn", ROPE_YARN }), X(rope_type),
            "context extension as in Llama 3.1 (llama3) or YaRN (yarn); default: llama3 if factor is given"),
-    OPTION("model.rope_scaling.factor", DOUBLE, "null", 0, 1, 1e6, C(model.rope_scaling.factor),
-           "low frequencies are divided by this"),
+    OPTION("model.rope_scaling.factor", DOUBLE, "null", 0, 1, 1e6, C(model.rope_scaling.factor), "divisor of low frequencies"),
     NUMBER("model.rope_scaling.low_freq_factor", DOUBLE, "1", TINY, 1e6, C(model.rope_scaling.low_freq_factor),
-           "llama3: frequencies with fewer rotations than this in the original length are divided by factor"),
+           "llama3: a frequency with fewer rotations than this in the original length is divided by `factor`"),
     NUMBER("model.rope_scaling.high_freq_factor", DOUBLE, "4", TINY, 1e6, C(model.rope_scaling.high_freq_factor),
-           "llama3: frequencies with more rotations than this in the original length are unchanged"),
+           "llama3: a frequency with more rotations than this in the original length is unchanged"),
     NUMBER("model.rope_scaling.original_max_position_embeddings", INT, "8192", 1, MANY,
            C(model.rope_scaling.original_length), "tokens per sequence before the extension (the original length)"),
     NUMBER("model.rope_scaling.beta_fast", DOUBLE, "32", TINY, 1e6, C(model.rope_scaling.beta_fast),
-           "yarn: frequencies with more rotations than this in the original length are unchanged"),
+           "yarn: a frequency with more rotations than this in the original length is unchanged"),
     NUMBER("model.rope_scaling.beta_slow", DOUBLE, "1", TINY, 1e6, C(model.rope_scaling.beta_slow),
-           "yarn: frequencies with fewer rotations than this in the original length are divided by factor"),
+           "yarn: a frequency with fewer rotations than this in the original length is divided by `factor`"),
     OPTION("model.rope_scaling.attention_factor", DOUBLE, "null", 0, TINY, 1e6, C(model.rope_scaling.attention_factor),
            "yarn: q and k are multiplied by this; default: 0.1 ln(factor) + 1"),
     OTHER ("model.rope_scaling.full_attn_layers_only", BOOL, "false", C(model.rope_scaling.full_attn_layers_only),
-           "layers with a sliding window are not scaled (OLMo-3)"),
+           "scale only layers without a sliding window (OLMo-3)"),
     WORD  ("model.init_fn", CHOICE, "normal", WORDS({ "mitchell", INIT_MITCHELL }, { "normal", INIT_NORMAL },
            { "full_megatron", INIT_FULL_MEGATRON }), C(model.init_fn), "distribution of initial weights"),
     NUMBER("model.init_std", DOUBLE, "0.02", TINY, 1e3, C(model.init_std),
-           "standard deviation of initial weights; mitchell has its own"),
+           "standard deviation of initial weights; init_fn mitchell ignores it"),
     OPTION("model.init_cutoff_factor", DOUBLE, "null", 0, TINY, 1e3, C(model.init_cutoff_factor),
            "truncate initial weights at this many standard deviations"),
     IMAGE_MODEL_ROWS,
 
     /* ---- data ---- */
     OTHER ("data.paths", PATHS, "[]", C(data.files.paths),
-           "token shards, in order; or patterns of their names, where ** matches any number of folders"),
+           "paths of token shards, read in this order. A path may be a pattern, where ** matches any number of folders"),
     OTHER ("data.datasets", DATASETS | SPENT, "null", X(datasets),
-           "named lists of shards, instead of data.paths; they are read in the order of their names"),
+           "named lists of shards, instead of data.paths. The lists are read in the order of their names"),
     OTHER ("data.mix", SECTIONS, "[]", C(data.mix), "sources with mixture weights, instead of data.paths (data/README.md)"),
     OTHER ("data.mix[].name", STRING, NULL, S(name), "name of the source, in messages, metrics and checkpoints"),
     OTHER ("data.mix[].paths", PATHS, NULL, S(files.paths), "as data.paths"),
     NUMBER("data.mix[].ratio", DOUBLE, NULL, 1e-6, 1e6, S(ratio),
            "mixture weight: the source's share of the tokens, relative to the sum of all ratios"),
     NUMBER("data.mix[].max_repetition", DOUBLE, "1", 1, 1e6, S(max_repetition),
-           "how often the source's tokens may be used. 1: once; fractions such as 2.5 are possible. A run that needs more ends with "
-           "an error at its start"),
+           "how often the source's tokens may be used, for example 1 or 2.5 times. A run that needs more tokens ends with an error "
+           "at its start"),
     OPTION("data.mix[].tokens", LONG, "null", 0, 1, LONGS, S(tokens),
            "number of tokens to use from the source, in whole sequences; default: all"),
     OTHER ("data.mix[].label_mask_paths", PATHS, "[]", S(files.label_mask_paths),
-           "as data.label_mask_paths, parallel to the source's paths"),
+           "label masks, one file per shard of the source (data.label_mask_paths)"),
     IMAGE_SOURCE_ROWS,
     OTHER ("data.label_mask_paths", PATHS, "[]", C(data.files.label_mask_paths),
-           "label masks, parallel to paths: files with one byte per token; a token with 0 is not a target"),
+           "label masks, one file per shard, with one byte per token. A token with the byte 0 is not a target"),
     IMAGE_DATA_ROWS,
     WORD  ("data.memmap_dtype", CHOICE, "uint16", token_types, X(memmap_dtype),
            "type of a token in shards without a header. Default without a model section: uint32 if load_path's model has more than "
-           "65536 token ids"),
+           "65536 token ids, else uint16"),
     OPTION("data.seed", U64 | FOLLOWS, "null", NAN, 0, LONGS, C(data.seed), "seed of the data order; default: `seed`"),
     WORD  ("data.packing", CHOICE, "concat", packings, C(data.files.packing),
-           "how documents fill sequences. concat: one after the other, cut where a sequence is full, as in OLMo; best_fit: whole "
-           "documents, each in the sequence where it fits best; attention stays inside documents"),
+           "how documents fill sequences. concat: documents follow each other and are cut at the end of each sequence, as in OLMo; "
+           "best_fit: each document goes as a whole into the sequence where it fits best, and attention stays inside documents"),
     WORD  ("data.long_documents", CHOICE, "truncate", WORDS({ "truncate", LONG_TRUNCATE }, { "split", LONG_SPLIT }),
            C(data.long_documents),
-           "best_fit, documents longer than a sequence. truncate: cut off the rest; split: make several documents"),
+           "best_fit: what to do with a document that is longer than a sequence. truncate: drop the rest; split: make several "
+           "documents"),
     WORD  ("data.document_boundaries", CHOICE, "eos", boundaries, C(data.files.boundaries),
-           "where documents end. eos: after model.eos_token_id; metadata: at the rows START,END of X.csv.gz next to X.npy"),
+           "where documents end. eos: after model.eos_token_id; metadata: as the rows START,END of X.csv.gz next to X.npy say"),
     OTHER ("data.generate_doc_lengths", BOOL, "false", C(data.generate_doc_lengths), "attention stays inside documents"),
     OTHER ("data.generate_attention_mask", BOOL, "false", C(data.mask_padding), "model.pad_token_id is never a target"),
     NUMBER("data.instance_filter.repetition_max_period", INT, "13", 1, 1024, C(data.instance_filter.max_period),
@@ -221,43 +227,46 @@ const ConfigKey config_keys[] = {
     NUMBER("data.instance_filter.repetition_min_period", INT, "1", 1, 1024, C(data.instance_filter.min_period),
            "shortest n-gram that the filter looks for, in tokens"),
     OPTION("data.instance_filter.repetition_max_count", INT, "null", 0, 1, MANY, C(data.instance_filter.max_count),
-           "the filter leaves a sequence out of the loss if an n-gram repeats this often in it. Default: 32 if there is an "
-           "instance_filter section, else no filter"),
+           "a sequence is left out of the loss if it repeats an n-gram this often. Default: 32 if the section instance_filter is "
+           "given, else no filter"),
 
     /* ---- the run ---- */
     NUMBER("global_train_batch_size", INT, "512", 1, MANY, C(global_train_batch_size),
            "sequences per step, over all ranks"),
     OTHER ("batch_size_warmup", NAMES, "[]", X(batch_warmup),
-           "steps after which the global batch doubles. [1000, 3000]: the run starts with a quarter of global_train_batch_size. The "
-           "LR schedule does not change. Lengths in tokens (scheduler.units, max_duration, stop_at) count the tokens that were "
-           "trained"),
+           "steps after which the global batch doubles. [1000, 3000]: the run starts with a quarter of global_train_batch_size. "
+           "The LR schedule does not change. Lengths in tokens (scheduler.units, max_duration, stop_at) count the tokens of the "
+           "actual batches"),
     OPTION("sequence_length_warmup.min_sequence_length", INT, "null", 0, 1, MANY, C(length_warmup.min),
-           "tokens per sequence at the start of the run. A longer sequence is treated as several of this length; no token is left "
-           "out. The length grows linearly, in multiples of its first value, to model.max_sequence_length after warmup_steps. null: "
-           "no warmup of the length"),
+           "tokens per sequence at the start of the run. Longer sequences of the data are split into sequences of this length; no "
+           "token is dropped. The length grows linearly, in multiples of the initial length, and is model.max_sequence_length "
+           "after warmup_steps. null: no warmup of the length"),
     OPTION("sequence_length_warmup.warmup_steps", LONG, "null", 0, 1, LONGS, C(length_warmup.steps),
            "steps until the length is model.max_sequence_length"),
     NUMBER("device_train_microbatch_size", INT, "16", 1, MANY, C(device_train_microbatch_size),
-           "micro-batch: sequences per forward pass of a rank. A larger global batch takes several (gradient accumulation)"),
+           "micro-batch: sequences per forward pass of a rank. A larger global batch takes several micro-batches (gradient "
+           "accumulation)"),
     OTHER ("max_duration", DURATION, "10000", C(max_duration), "length of the run: 100 (steps), 2e9T (tokens), 1ep (epochs)"),
-    OTHER ("stop_at", DURATION, "null", C(stop_at), "stop here; the LR schedule still ends at max_duration"),
+    OTHER ("stop_at", DURATION, "null", C(stop_at),
+           "length after which the run stops; the LR schedule still ends at max_duration"),
     OTHER ("extend", STRING | SPENT, "null", X(extend),
-           "continue a run of scheduler.name wsd from its last checkpoint before the decay. The value is its save_folder or one of "
-           "its checkpoints; it replaces load_path. Give a new save_folder. With a longer max_duration the stable phase continues. "
-           "With max_duration = the checkpoint's step + t_decay the decay begins there"),
+           "continue a WSD run from its last checkpoint before the decay. The value is the save_folder of the WSD run, or a "
+           "checkpoint; it replaces load_path. Give a new save_folder. A longer max_duration continues the stable phase. To begin "
+           "the decay at the checkpoint, set max_duration to the step of the checkpoint + t_decay"),
     NUMBER("timeout_seconds", INT, "600", 1, 1000000, C(timeout_seconds),
-           "end all ranks if one rank, or a thread that it waits for, makes no progress for this long. One operation on a file may "
-           "take three times as long, because a file server may stall for minutes. A dead process is noticed within two seconds in "
-           "any case"),
+           "all ranks end if one rank, or a thread that the rank waits for, makes no progress for this long. A single file "
+           "operation may take three times as long, because file servers can stall for minutes. A dead process is noticed within "
+           "two seconds"),
     OTHER ("optimizer.name", STRING, "adamw", C(optimizer.name),
-           "adamw: AdamW; adamw8bit: AdamW with bitsandbytes' 8-bit moments in the blocks and F32 moments elsewhere, whatever the "
-           "recipe; muon: Muon for the matrices of the blocks, with its momentum in format.moment1, and AdamW for everything else"),
+           "adamw: AdamW; adamw8bit: AdamW with bitsandbytes' 8-bit moments in the blocks and F32 moments elsewhere, regardless of "
+           "the recipe; muon: Muon for the matrices of the blocks, with momentum in format.moment1, and AdamW for all other "
+           "weights"),
     NUMBER("optimizer.learning_rate", DOUBLE, "1e-4", 0, 1e3, C(optimizer.lr), "peak learning rate"),
     PROJECTOR_RATE_ROW,
     OTHER ("optimizer.betas", BETAS, "[0.9, 0.95]", C(optimizer.beta1), "AdamW's beta1 and beta2: decay of m and v"),
     NUMBER("optimizer.eps", DOUBLE, "1e-5", 1e-15, 1, C(optimizer.eps), "added to sqrt(v)"),
     NUMBER("optimizer.weight_decay", DOUBLE, "0.01", 0, 1e3, C(optimizer.weight_decay),
-           "weight decay; it is multiplied by the learning rate"),
+           "weight decay, which is multiplied by the learning rate"),
     OTHER ("optimizer.decay_norm_and_bias", BOOL, "false", C(optimizer.decay_norm_and_bias),
            "apply weight decay to norm weights and biases, too"),
     OTHER ("optimizer.decay_embeddings", BOOL, "false", C(optimizer.decay_embeddings), "apply weight decay to the embedding, too"),
@@ -277,128 +286,134 @@ const ConfigKey config_keys[] = {
     OPTION("scheduler.warmup_min_lr", DOUBLE, "null", -1, 0, 1e3, C(scheduler.warmup_min_lr),
            "learning rate at the start of the warmup; default: a tenth of learning_rate"),
     OPTION("scheduler.grad_clip_warmup_steps", LONG, "null", 0, 1, LONGS, C(scheduler.grad_clip_warmup_steps),
-           "length, in `units`, during which max_grad_norm is multiplied by grad_clip_warmup_factor"),
+           "length of the phase, in `units`, in which max_grad_norm is multiplied by grad_clip_warmup_factor"),
     OPTION("scheduler.grad_clip_warmup_factor", DOUBLE, "null", 1, TINY, 1e9, C(scheduler.grad_clip_warmup_factor),
-           "see grad_clip_warmup_steps"),
+           "factor of max_grad_norm during grad_clip_warmup_steps"),
     OPTION("average.last", LONG, "null", 0, 1, 1e6, C(average.last),
-           "number of weight snapshots in an average; null: no average. Every last x every steps the mean of the snapshots is "
-           "evaluated and written as stepN-average, a model folder for other programs. The running mean is in F32, next to the "
-           "moments"),
+           "number of snapshots of the weights in a mean; null: no averaging. After every `last` x `every` steps, the run "
+           "evaluates the mean and writes the mean as stepN-average, a model folder for other programs. The running mean is stored "
+           "in F32, next to the moments"),
     OPTION("average.every", LONG, "null", 0, 1, 1e9, C(average.every), "steps between two snapshots"),
     OPTION("max_grad_norm", DOUBLE, "null", 0, TINY, 1e9, C(max_grad_norm), "clip gradients to this global norm; null: no clipping"),
     WORD  ("spikes", CHOICE, "warn", WORDS({ "warn", SPIKES_WARN }, { "skip", SPIKES_SKIP }, { "stop", SPIKES_STOP }),
            C(spikes),
-           "what to do at a spike: a step whose loss or gradient norm is more than 6 standard deviations above the mean of the last "
-           "128. warn: print a warning; skip: also skip the update, as OLMo-core's SkipStepOptimizer; stop: end the run and keep "
-           "the state before the step"),
+           "what to do at a spike: a step whose loss or gradient norm is more than 6 standard deviations above the mean of the "
+           "last 128 steps. warn: print a warning; skip: print a warning and skip the update, as OLMo-core's SkipStepOptimizer; "
+           "stop: end the run and keep the state before the step"),
     OTHER ("softmax_auxiliary_loss", BOOL, "false", X(softmax_auxiliary_loss),
            "add the z-loss: auxiliary_loss_multiplier * log(Z)^2"),
     OPTION("auxiliary_loss_multiplier", DOUBLE, "1e-4", 0, 0, 1e3, X(auxiliary_loss_multiplier), "factor of the z-loss"),
-    NUMBER("loss_chunk", INT, "0", 0, MANY, C(loss_chunk), "tokens whose logits are in memory at once; 0: automatic"),
+    NUMBER("loss_chunk", INT, "0", 0, MANY, C(loss_chunk),
+           "number of tokens whose logits are in memory at the same time; 0: automatic"),
     NUMBER("tiled_mlp_tokens", INT, "0", 0, MANY, C(mlp_tile),
-           "tokens per tile of a tiled MLP, a multiple of 128. Only blocks whose MLP is recomputed in backward use tiles. Each tile "
-           "has its own FP8 scales. 0: no tiles, unless the run fits device_memory only with tiles; then they have 16384 tokens. A "
-           "value that covers the whole micro-batch: never tiles. quant_stats_interval turns tiles off"),
+           "tokens per tile of a tiled MLP, a multiple of 128. Only blocks that recompute the MLP in the backward pass use tiles. "
+           "Each tile has its own FP8 scales. 0: tiles of 16384 tokens if the run fits device_memory only with tiles, else no "
+           "tiles. If the value is at least the number of tokens of a micro-batch, there are no tiles. With quant_stats_interval "
+           "there are no tiles, either"),
 
     /* ---- saving and loading ---- */
     OTHER ("save_folder", STRING, "null", C(save_folder), "folder of checkpoints and metrics; default: runs/<run_name>"),
     OTHER ("save_overwrite", BOOL, "false", C(save_overwrite),
-           "replace the run in save_folder: delete its checkpoints. If load_path is one of them, go back to it and delete only the "
-           "later ones"),
+           "replace the run in save_folder: delete its checkpoints. If load_path is a checkpoint in save_folder, delete only the "
+           "checkpoints after load_path"),
     OPTION("save_interval", LONG, "1000", 0, 0, LONGS, C(save_interval),
-           "steps between checkpoints; null: only one at the end"),
+           "steps between checkpoints; null: only a checkpoint at the end"),
     OPTION("save_num_checkpoints_to_keep", LONG, "-1", -1, -1, LONGS, C(save_num_checkpoints_to_keep),
-           "how many of the newest checkpoints of save_interval are kept. -1: all; 0: none, and none is written at the end unless "
-           "save_interval_unsharded is given"),
+           "number of the newest checkpoints of save_interval to keep. -1: all; 0: none. With 0, the run also writes no checkpoint "
+           "at the end, unless save_interval_unsharded is given"),
     OPTION("save_interval_unsharded", LONG, "null", 0, 1, LONGS, C(save_interval_unsharded),
            "steps between checkpoints that are never deleted"),
     OPTION("save_interval_ephemeral", LONG, "null", 0, 1, LONGS, C(save_interval_ephemeral),
-           "steps between checkpoints that are deleted when the next one is written"),
+           "steps between checkpoints that are deleted when the next checkpoint is written"),
     OTHER ("load_path", STRING, "null", C(load_path), "a checkpoint to continue, or a Hugging Face folder to start from"),
     OTHER ("tokenizer", STRING, "null", C(tokenizer),
-           "tokenizer.json, or a folder with one, that is copied into checkpoints; default: the tokenizer of load_path"),
+           "tokenizer.json to copy into checkpoints, or a folder with this file; default: the tokenizer of load_path"),
     OTHER ("try_load_latest_save", BOOL, "false", C(try_load_latest_save),
            "continue from the newest checkpoint in save_folder, if there is one"),
     OTHER ("restore_dataloader", BOOL, "true", C(restore_dataloader),
-           "continue the data where load_path stopped. false: start the data over; other data are allowed"),
+           "continue the data after the last batch of load_path. false: start at the beginning of the data, which may be other "
+           "data than load_path's"),
     OTHER ("reset_optimizer_state", BOOL, "false", C(reset_optimizer_state),
-           "do not load the moments of load_path, nor the snapshots of an average"),
+           "load neither the moments of load_path nor the snapshots of a mean"),
     OTHER ("reset_trainer_state", BOOL, "false", C(reset_trainer_state),
-           "start at step 0 with the weights and moments of load_path"),
+           "start at step 0, with the weights and moments of load_path"),
 
     /* ---- evaluation ---- */
     OPTION("eval_interval", LONG, "1000", 0, 0, LONGS, C(eval_interval),
-           "steps between evaluations; the last step always has one; null: never"),
+           "steps between evaluations. The last step always has an evaluation. null: no evaluations"),
     OTHER ("eval_on_load", BOOL, "false", C(eval_on_load), "also evaluate before the first step"),
     OPTION("device_eval_batch_size", INT, "null", 0, 1, MANY, C(device_eval_batch_size),
-           "sequences per rank in an evaluation batch. A forward pass takes device_train_microbatch_size of them. Default: "
+           "sequences per rank in an evaluation batch. A forward pass takes device_train_microbatch_size sequences. Default: "
            "device_train_microbatch_size"),
-    OPTION("eval_subset_num_batches", LONG, "-1", -1, -1, LONGS, C(eval_subset_num_batches), "batches per rank of each set; -1: all"),
-    OTHER ("evaluators[].label", STRING, NULL, E(label), "name of the set, if `paths` gives its shards"),
+    OPTION("eval_subset_num_batches", LONG, "-1", -1, -1, LONGS, C(eval_subset_num_batches),
+           "number of batches of each evaluation set, per rank; -1: all"),
+    OTHER ("evaluators[].label", STRING, NULL, E(label), "name of the evaluation set, if `paths` gives its shards"),
     WORD  ("evaluators[].type", CHOICE, "lm", WORDS({ "lm", EVALUATOR_LM }, { "downstream", EVALUATOR_DOWNSTREAM }),
            E(type),
-           "lm: loss on validation shards; downstream: multiple-choice questions. A downstream task without `paths` is skipped"),
+           "lm: loss on validation shards; downstream: accuracy on multiple-choice questions. A downstream task without `paths` is "
+           "skipped"),
     OTHER ("evaluators[].data.paths", PATHS, "[]", E(files.paths),
            "validation shards; for downstream one file, written by scripts/prepare_eval.py or make_choices.py"),
-    OTHER ("evaluators[].data.datasets", DATASETS, "null", E(datasets), "named lists of shards; one set per name"),
+    OTHER ("evaluators[].data.datasets", DATASETS, "null", E(datasets), "named lists of shards; each list is an evaluation set"),
     WORD  ("evaluators[].data.memmap_dtype", CHOICE, "null", token_types, E(files.itemsize), "default: data.memmap_dtype"),
     OTHER ("evaluators[].data.label_mask_paths", PATHS, "[]", E(files.label_mask_paths),
-           "as data.label_mask_paths, parallel to paths"),
+           "label masks, one file per shard of the evaluation set (data.label_mask_paths)"),
     IMAGE_EVALUATOR_ROWS,
     WORD  ("evaluators[].data.packing", CHOICE, "null", packings, E(files.packing), "default: data.packing"),
     WORD  ("evaluators[].data.document_boundaries", CHOICE, "null", boundaries, E(files.boundaries),
            "default: data.document_boundaries"),
 
     OTHER ("samples.prompts", STRING, "null", C(samples.prompts),
-           "file of prompts, in the form of `generate`; the run logs their greedy continuations"),
-    NUMBER("samples.interval", LONG, "1000", 1, LONGS, C(samples.interval), "steps between samples; the last step always has some"),
+           "file of prompts, in the format of `generate`; the run logs a greedy continuation of each prompt"),
+    NUMBER("samples.interval", LONG, "1000", 1, LONGS, C(samples.interval),
+           "steps between samples; the last step always has samples"),
     NUMBER("samples.max_new_tokens", INT, "64", 1, 1 << 24, C(samples.max_new_tokens),
-           "maximum number of tokens of a continuation; model.eos_token_id ends it earlier. Each token takes a forward pass over "
-           "all prompts"),
+           "maximum number of tokens of a continuation; model.eos_token_id ends a continuation earlier. Each token takes a forward "
+           "pass over all prompts"),
 
     /* ---- ranks ---- */
     WORD  ("fsdp.sharding_strategy", CHOICE, "FULL_SHARD", shardings, X(fsdp.strategy),
            "what FSDP shards over ranks. FULL_SHARD: weights, gradients and moments; SHARD_GRAD_OP: the same, but weights stay "
            "gathered during a step; NO_SHARD: nothing; HYBRID_SHARD (HSDP): FULL_SHARD inside groups of ranks that are replicas of "
-           "each other; _HYBRID_SHARD_ZERO2: SHARD_GRAD_OP inside such groups. FULL_SHARD and HYBRID_SHARD also keep the gathered "
-           "weights of some blocks during a step: as many as leave 3 GiB of device_memory free (3.3 with parallelism.tensor). On "
-           "one GPU, FULL_SHARD and HYBRID_SHARD keep FP8 copies of weights, also transposed, during a step in as many blocks as "
-           "fit; SHARD_GRAD_OP keeps them in all blocks"),
+           "each other; _HYBRID_SHARD_ZERO2: SHARD_GRAD_OP inside such groups. On several GPUs, FULL_SHARD and HYBRID_SHARD also "
+           "keep gathered weights during a step, of as many blocks as leave 3 GiB of device_memory free (3.3 with "
+           "parallelism.tensor). On one GPU, a block can keep FP8 copies of its weights and of the transposed weights during a "
+           "step. FULL_SHARD and HYBRID_SHARD keep copies for as many blocks as fit, SHARD_GRAD_OP for all blocks"),
     OPTION("fsdp.hybrid_sharding_num_model_replicas", INT, "null", 0, 1, MANY, X(fsdp.replicas),
-           "number of HSDP replicas; null: one per host"),
+           "number of HSDP replicas; null: one replica per host"),
     WORD  ("fsdp.precision", CHOICE | SPENT, "null", WORDS({ "pure", FSDP_PURE }, { "mixed", FSDP_MIXED }),
            X(fsdp.precision),
-           "format in which several ranks accumulate and sum gradients. mixed: f32, unless format.grads is given; pure: as the "
-           "recipe says"),
+           "format in which several ranks accumulate and sum gradients. mixed: f32, unless format.grads is given; pure: the "
+           "recipe's format"),
     WORD  ("fsdp.grad_sync_mode", CHOICE, "null", WORDS({ "micro_batch", SUM_OFTEN }, { "batch", SUM_ONCE }),
            X(fsdp.grad_sync_mode),
-           "when sharded gradients are summed over ranks. micro_batch: in each micro-batch; batch: once per step, which needs "
-           "memory for unsharded gradients on every rank; null: batch if they fit"),
+           "when ranks sum sharded gradients. micro_batch: in each micro-batch; batch: once per step, which needs memory for "
+           "unsharded gradients on every rank; null: batch if unsharded gradients fit, else micro_batch"),
     MESH_ROWS,
 
     /* ---- the host's memory ---- */
     WORD  ("offload.activations", CHOICE, "auto", host_uses, C(host.activations),
            "CPU offload: keep saved activations in host memory between forward and backward. Results are the same. auto: "
-           "activations of as many blocks as do not fit device_memory; all: activations of every block that is not in use. With "
-           "pipeline stages a block counts once for each micro-batch in flight"),
+           "activations of as many blocks as needed to fit device_memory; all: activations of every block that is not in use. With "
+           "pipeline stages, a block counts separately for each micro-batch in flight"),
     WORD  ("offload.frozen", CHOICE, "auto", host_uses, C(host.frozen),
-           "CPU offload: keep frozen weights of blocks, such as those under adapters, in host memory; before a block is computed, "
-           "its weights are copied to the device"),
+           "CPU offload: keep frozen weights of blocks, for example under adapters, in host memory. The weights are copied to the "
+           "device before the block is computed"),
     WORD  ("offload.optimizer", CHOICE, "auto", host_uses, C(host.moments),
-           "CPU offload: keep optimizer states in host memory; the optimizer copies them to the device in chunks"),
+           "CPU offload: keep optimizer states in host memory. The optimizer copies the states to the device in chunks"),
     WORD  ("offload.master", CHOICE, "auto", host_uses, C(host.master),
            "CPU offload: keep master weights of blocks in host memory, if the device computes in a smaller format. auto offloads "
-           "activations first, then frozen weights, optimizer states and master weights, and only as much as needed"),
+           "only as much as needed: first activations, then frozen weights, optimizer states and master weights"),
 
     /* ---- the log ---- */
     NUMBER("profile", INT, "0", 0, 1000, C(profile),
-           "number of steps to profile, from the third on. The device times of all operations go to trace-rank*.json in "
-           "save_folder, for Perfetto"),
+           "number of steps to profile, starting with the third step. The device times of all operations are written to "
+           "trace-rank*.json in save_folder, for Perfetto"),
     NUMBER("console_log_interval", LONG, "1", 1, LONGS, C(console_log_interval),
            "steps between lines on the terminal"),
     NUMBER("speed_monitor.window_size", INT, "20", 1, 1000000, C(speed_window), "number of steps over which tokens/s is averaged"),
     OPTION("quant_stats_interval", LONG, "null", 0, 0, LONGS, C(quant_stats_interval),
-           "steps between statistics of the FP8 errors of activations and moments; null: never"),
+           "steps between measurements of the FP8 errors of activations and moments; null: never"),
 
     { .name = NULL }
 };

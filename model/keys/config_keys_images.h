@@ -3,8 +3,8 @@
 
 #define IMAGE_MODEL_ROWS \
     OPTION("model.image_feature_size", INT, "null", 0, 1, 65536, C(model.image.feature_size), \
-           "values per row of image features, which the projector reads; null: a " \
-           "model without images"), \
+           "width of image features, the input of the projector; null: a model " \
+           "without images"), \
         OPTION("model.image_tokens", INT, "null", 0, 1, 1 << 20, C(model.image.rows), \
                "rows of features per image; each row takes the place of one token"), \
         OPTION("model.image_token_id", INT, "null", -1, 0, MANY, C(model.image.token_id), \
@@ -19,31 +19,30 @@
 
 #define PROJECTOR_ADAPTER_ROWS \
     OTHER("lora.projector", BOOL, "true", C(model.lora.projector), \
-          "in a model with images also train the whole projector; it is stored with " \
-          "the adapters, as PEFT's modules_to_save"), \
+          "in a model with images, also train all weights of the projector, and " \
+          "store the projector with the adapters, as PEFT's modules_to_save"), \
         ONLY("lora.modules_to_save", "null", \
-             "lora trains adapters and, with lora.projector, the projector; to train " \
-             "other tensors, use `trainable` without lora")
+             "LoRA trains only adapters and, with lora.projector, the projector; to " \
+             "train other tensors, use `trainable` without lora")
 
 #define IMAGE_DATA_ROWS \
     OTHER("data.image_paths", PATHS, "[]", C(data.files.image_paths), \
-          "image indexes, parallel to paths (data/README.md)"), \
+          "image indexes, one file per shard (data/README.md)"), \
         OTHER("data.image_features", STRING, "null", C(data.files.image_features), \
-              "folder of the image features, which scripts/make_image_features.py " \
-              "writes")
+              "folder of image features, written by scripts/make_image_features.py")
 
 #define IMAGE_SOURCE_ROWS \
     OTHER("data.mix[].image_paths", PATHS, "[]", S(files.image_paths), \
-          "as data.image_paths, parallel to the source's paths"), \
+          "image indexes, one file per shard of the source"), \
         OTHER("data.mix[].image_features", STRING, "null", S(files.image_features), \
               "as data.image_features")
 
 #define IMAGE_EVALUATOR_ROWS \
     OTHER("evaluators[].data.image_paths", PATHS, "[]", E(files.image_paths), \
-          "as data.image_paths, parallel to paths"), \
+          "image indexes, one file per shard of the evaluation set"), \
         OTHER("evaluators[].data.image_features", STRING, "null", E(files.image_features), \
-              "as data.image_features. For downstream: the features of the images that " \
-              "questions show, without image_paths")
+              "as data.image_features. For downstream: features of the images in the " \
+              "questions, without image_paths")
 
 #define GENERATE_FEATURES_ROW \
     OTHER("generate_features", STRING, "null", C(generate_features), \
