@@ -1,18 +1,20 @@
-/* Transfers move memory next to computation, to the host or to other ranks. Each kind has a queue
- * of its own:
+/* Transfers: memory moves to the host or to other ranks on a queue of its own, next to computation.
+ * A message to another stage begins when its buffer is full; before the buffer is filled again, the
+ * compute queue waits for the end:
  *
- *     compute queue    fills memory, begin, computes other things ..., wait, uses the result
- *     queue q                          operations of the transfer, end
+ *     QUEUE_COMPUTE    fills the buffer, begin   computes                  wait, fills it again
+ *     QUEUE_SEND                                 sends, end
  *
- * A transfer is used again and again; at first it is {0}. If its memory is free long before it
- * begins, allow and start replace begin:
+ * Weights are gathered ahead into a buffer that is free. Begin is then divided into allow, when the
+ * buffer was read for the last time, and start:
  *
- *     compute queue    uses memory, allow, computes other things ..., wait, uses the memory again
- *     queue q                          start, operations of the transfer, end */
+ *     QUEUE_COMPUTE    reads the buffer, allow   computes                  wait, reads it again
+ *     QUEUE_GATHER                               start, gathers, end */
 #pragma once
 #include "kernels/runtime/device.h"
 
-/* Marks: start waits for `allowed`; wait waits for `done`. NULL: there is nothing to wait for. */
+/* start waits for `allowed`, wait for `done`; NULL: there is nothing to wait for. {0} at first. A
+ * transfer is used again and again. */
 typedef struct {
     DeviceMark *allowed, *done;
 } Transfer;
@@ -27,5 +29,5 @@ void transfer_end(Transfer *t);
 /* The current queue waits for the end, as a span (trace.h). */
 void transfer_wait(const Transfer *t, const char *for_what, int part);
 
-/* Frees the marks: it is {0} again. */
+/* Frees the marks. */
 void transfer_free(Transfer *t);

@@ -137,7 +137,7 @@ typedef struct {
  * is being copied to the host, its next content is being copied back, and the compute queue has not
  * waited for the copy yet. */
 typedef struct {
-    DeviceMark *left, *back;
+    Transfer leave, fetch;
     bool leaves, comes;
 } Slot;
 
@@ -152,7 +152,6 @@ typedef struct {
     size_t host_bytes; /* pinned host memory for these pieces: its size ... */
     char *host;        /* ... and its address */
     Slot *slot;        /* [slots] */
-    DeviceMark *computed;
     /* [passes] all passes of the current micro-batches; NULL: nothing is saved, or nothing moves */
     BlockPass *pass;
     int passes, next; /* next: index of the next pass */
@@ -162,7 +161,7 @@ typedef struct {
  * gradient; it may be no tensor. */
 typedef struct {
     Tensor stream, amax;
-    DeviceMark *ready, *left;
+    Transfer message;
 } Outgoing;
 
 /* Features of the images of a batch, on the host, for whole sequences. row[i]: the Cv values, F32
