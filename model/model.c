@@ -81,10 +81,8 @@ void model_free(Model *m, ParamStore *store)
         comm_free(m->memory);
     offload_free(m);
     store_free(store);
-    for (Neighbour n = 0; n < NUM_NEIGHBOURS; n++) {
-        device_unmark(m->outgoing[n].ready);
-        device_unmark(m->outgoing[n].left);
-    }
+    for (Neighbour n = 0; n < NUM_NEIGHBOURS; n++)
+        transfer_free(&m->outgoing[n].message);
     free(m->sets);
     free(m->amax_at);
     stream_free(&m->text);

@@ -66,20 +66,19 @@ static void send(Model *m, const ParamStore *store, Neighbour to, int unit, Tens
     Outgoing *o = &m->outgoing[to];
     const Tensor stream = tensor_rows(o->stream, 0, x.rows);
     if (store->placed)
-        trace_wait(o->left, "the message before", unit);
+        transfer_wait(&o->message, "the message before", unit);
     device_copy(stream.data, x.data, tensor_bytes(x));
     if (amax)
         device_copy(o->amax.data, amax, sizeof *amax);
     if (!store->placed)
         return;
-    o->ready = device_follow(QUEUE_SEND, o->ready);
+    transfer_begin(&o->message, QUEUE_SEND);
     trace_begin("send", unit);
     comm_send(stream, to);
     if (amax)
         comm_send(o->amax, to);
     trace_end();
-    o->left = device_mark(o->left);
-    device_queue(QUEUE_COMPUTE);
+    transfer_end(&o->message);
 }
 
 void stages_receive_stream(Model *m, const ParamStore *store, UnitRange units)
@@ -129,7 +128,7 @@ void stages_sum_tied(ParamStore *store)
     const Slice s = tied_slice(store);
     const int unit = unit_of_head_matrix(store->shape->config);
     const Neighbour other = store->pipe.stage == 0 ? PREVIOUS_STAGE : NEXT_STAGE;
-    DeviceMark *sent = NULL;
+    Transfer sent = { 0 };
     if (s.count == 0)
         return;
     fsdp_wait_grads(store);
@@ -139,14 +138,13 @@ void stages_sum_tied(ParamStore *store)
         const Tensor own = slice_view(&s, store->shard[unit].grad, s.first + at, n);
         const Tensor others = tensor_at(store->staging, own.format, 1, (int)n);
         watchdog_mark_neighbour("summing gradients over the first and the last stage", unit);
-        sent = device_follow(QUEUE_SEND, sent);
+        transfer_begin(&sent, QUEUE_SEND);
         comm_send(own, other);
-        sent = device_mark(sent);
-        device_queue(QUEUE_COMPUTE);
+        transfer_end(&sent);
         comm_receive(others, other);
-        device_wait(sent);
+        device_wait(sent.done);
         accumulate(own, others);
     }
     trace_end();
-    device_unmark(sent);
+    transfer_free(&sent);
 }

@@ -3,7 +3,6 @@
 #include <stdlib.h>
 
 #include "kernels/runtime/error.h"
-#include "kernels/runtime/trace.h"
 
 void tensor_open(Stream *stream)
 {
@@ -13,7 +12,7 @@ void tensor_open(Stream *stream)
     own->n_kv_heads /= stream->tensor_ranks;
     own->mlp_width /= stream->tensor_ranks;
     stream->config = stream->own_config = own;
-    stream->exchanges = xcalloc(1, sizeof *stream->exchanges);
+    stream->exchanges = xcalloc(NUM_EXCHANGES, sizeof *stream->exchanges);
 }
 
 void tensor_close(Stream *stream)
@@ -44,32 +43,10 @@ static void share_scale(Tensor t)
         quantize_scale_from(t, t.scale_amax);
 }
 
-/* Begins an exchange: the queue of exchanges continues after all that is queued. */
-static void begin(const Stream *stream)
-{
-    stream->exchanges->ready = device_follow(QUEUE_TENSOR, stream->exchanges->ready);
-}
-
-static void end(const Stream *stream, Exchange e)
-{
-    stream->exchanges->done[e] = device_mark(stream->exchanges->done[e]);
-    device_queue(QUEUE_COMPUTE);
-}
-
-static void wait_for(const Stream *stream, Exchange e)
-{
-    trace_wait(stream->exchanges->done[e], "tensor ranks", -1);
-}
-
 void tensor_unmark(Stream *stream)
 {
-    Exchanges *x = stream->exchanges;
-    if (!x)
-        return;
-    device_unmark(x->ready);
-    for (Exchange e = 0; e < NUM_EXCHANGES; e++)
-        device_unmark(x->done[e]);
-    *x = (Exchanges){ 0 };
+    for (Exchange e = 0; stream->exchanges && e < NUM_EXCHANGES; e++)
+        transfer_free(&stream->exchanges[e]);
 }
 
 static void gather(const Stream *stream, Tensor t)
@@ -102,33 +79,33 @@ void gather_rows_begin(const Stream *stream, Tensor t, Tensor x)
         quantize(own, x);
     else if (x.data != own.data)
         device_copy(own.data, x.data, tensor_bytes(x));
-    begin(stream);
+    transfer_begin(&stream->exchanges[EXCHANGE_ROWS], QUEUE_TENSOR);
     if (fp8) {
         share_scale(own);
         quantize_codes(own, x);
     }
     gather(stream, t);
-    end(stream, EXCHANGE_ROWS);
+    transfer_end(&stream->exchanges[EXCHANGE_ROWS]);
 }
 
 void gather_rows_end(const Stream *stream, Tensor t)
 {
     if (row_parts(stream) == 1)
         return;
-    wait_for(stream, EXCHANGE_ROWS);
+    transfer_wait(&stream->exchanges[EXCHANGE_ROWS], "tensor ranks", -1);
     transpose(t, t);
 }
 
 void gather_again(const Stream *stream, Tensor t)
 {
-    begin(stream);
+    transfer_begin(&stream->exchanges[EXCHANGE_AGAIN], QUEUE_TENSOR);
     gather(stream, t);
-    end(stream, EXCHANGE_AGAIN);
+    transfer_end(&stream->exchanges[EXCHANGE_AGAIN]);
 }
 
 void complete_again(const Stream *stream, Tensor t, Tensor wanted)
 {
-    wait_for(stream, EXCHANGE_AGAIN);
+    transfer_wait(&stream->exchanges[EXCHANGE_AGAIN], "tensor ranks", -1);
     transpose(wanted, t);
 }
 
@@ -150,14 +127,14 @@ Tensor sum_rows(const Stream *stream, Tensor buffer)
 
 void sum_rows_begin(const Stream *stream, Tensor buffer)
 {
-    begin(stream);
+    transfer_begin(&stream->exchanges[EXCHANGE_SUMS], QUEUE_TENSOR);
     sum_rows(stream, buffer);
-    end(stream, EXCHANGE_SUMS);
+    transfer_end(&stream->exchanges[EXCHANGE_SUMS]);
 }
 
 Tensor sum_rows_end(const Stream *stream, Tensor buffer)
 {
-    wait_for(stream, EXCHANGE_SUMS);
+    transfer_wait(&stream->exchanges[EXCHANGE_SUMS], "tensor ranks", -1);
     return own_rows(stream, buffer);
 }
 

@@ -65,30 +65,38 @@ static double most_with_weights(const Config *c)
     return memory_of_device(c) - spare(c) - (used > spare(c) ? used : 0);
 }
 
-static double bytes_in(Model *m, ParamStore *store, const Config *c, ShardChoice p)
+/* What is planned, and what has been chosen so far. */
+typedef struct {
+    Model *m;
+    ParamStore *store;
+    const Config *c;
+    ShardChoice p;
+} Search;
+
+static double bytes_of(const Search *s)
 {
-    model_replan(m, store, c, p);
-    return (double)model_planned_bytes(m, store);
+    model_replan(s->m, s->store, s->c, s->p);
+    return (double)model_planned_bytes(s->m, s->store);
 }
 
 /* With one micro-batch a step there is nothing to gain. NOTE: when gradients are summed changes
  * their bits, so this must not depend on what else runs on the device. */
-static bool sums_once(Model *m, ParamStore *store, const Config *c, ShardChoice p)
+static bool sums_once(const Search *s)
 {
+    const Config *c = s->c;
     const long at_once =
         (long)c->device_train_microbatch_size * data_ranks(&c->strategy, ranks_of(c));
-    const bool gains = p.shards * p.tensor_ranks > 1 && c->global_train_batch_size > at_once;
-    return agree_least(gains && bytes_in(m, store, c, p) <= memory_of_device(c) - spare(c));
+    const bool gains = s->p.shards * s->p.tensor_ranks > 1 && c->global_train_batch_size > at_once;
+    return agree_least(gains && bytes_of(s) <= memory_of_device(c) - spare(c));
 }
 
-/* The largest number from `least` to `largest`, put into *choice of *p, with which the plan takes
+/* The largest number from `least` to `largest`, put into *choice of s->p, with which the plan takes
  * at most so many bytes: memory grows with it. `least` if none does. */
-static int largest_that_fits(Model *m, ParamStore *store, const Config *c, ShardChoice *p,
-                             int *choice, int least, int largest, double bytes)
+static int largest_that_fits(Search *s, int *choice, int least, int largest, double bytes)
 {
     while (least < largest) {
         *choice = (least + largest + 1) / 2;
-        if (bytes_in(m, store, c, *p) <= bytes)
+        if (bytes_of(s) <= bytes)
             least = *choice;
         else
             largest = *choice - 1;
@@ -104,10 +112,10 @@ static int least_of_ranks(const ShardChoice *p, int own)
     return (int)(p->pipe.stages > 1 ? agree_least_of_stage(own) : agree_least(own));
 }
 
-static int most_resident(Model *m, ParamStore *store, const Config *c, ShardChoice p)
+static int most_resident(Search s)
 {
-    return least_of_ranks(&p, largest_that_fits(m, store, c, &p, &p.resident, 0, store->num_units,
-                                                most_with_weights(c)));
+    return least_of_ranks(
+        &s.p, largest_that_fits(&s, &s.p.resident, 0, s.store->num_units, most_with_weights(s.c)));
 }
 
 /* What the plan may take where the rest can be on the host. Without device_memory the CPU back end
@@ -124,18 +132,18 @@ static double most_planned(const Config *c)
 /* As many slots for saved activations as fit, at least offload_least_slots; 0: all blocks have
  * memory of their own. NOTE: a slot is as large as the largest block, so slots can take more than
  * blocks of different sizes. */
-static int most_slots(Model *m, ParamStore *store, const Config *c, ShardChoice p)
+static int most_slots(Search s)
 {
-    const double most = most_planned(c), all = bytes_in(m, store, c, p);
-    const int pieces = m->offload.pieces, least = offload_least_slots(m);
-    if (c->host.activations == HOST_NEVER || m->text.forward_only)
+    const double most = most_planned(s.c), all = bytes_of(&s);
+    const int pieces = s.m->offload.pieces, least = offload_least_slots(s.m);
+    if (s.c->host.activations == HOST_NEVER || s.m->text.forward_only)
         return 0;
-    if (c->host.activations == HOST_ALL)
+    if (s.c->host.activations == HOST_ALL)
         return pieces > least ? least : 0;
     if (all > most && pieces > least)
-        largest_that_fits(m, store, c, &p, &p.slots, least, pieces - 1, most);
+        largest_that_fits(&s, &s.p.slots, least, pieces - 1, most);
     const int slots =
-        least_of_ranks(&p, p.slots > 0 && bytes_in(m, store, c, p) < all ? p.slots : pieces);
+        least_of_ranks(&s.p, s.p.slots > 0 && bytes_of(&s) < all ? s.p.slots : pieces);
     return slots < pieces ? slots : 0;
 }
 
@@ -147,18 +155,19 @@ static HostUse use_of(const Config *c, Hosted h)
 /* The fewest units that have it on the host while all fits; all units if it does not. NOTE: the
  * first unit there may cost more than it saves, since what comes from the host needs a place on the
  * device. */
-static int fewest_on_host(Model *m, ParamStore *store, const Config *c, ShardChoice p, Hosted h)
+static int fewest_on_host(Search s, Hosted h)
 {
-    const double most = most_planned(c);
-    int first = 0, last = bytes_in(m, store, c, p) <= most ? 0 : store->num_units;
+    const double most = most_planned(s.c);
+    const int units = s.store->num_units;
+    int first = 0, last = bytes_of(&s) <= most ? 0 : units;
     while (first < last) {
-        p.on_host[h] = (first + last) / 2;
-        if (bytes_in(m, store, c, p) <= most)
-            last = p.on_host[h];
+        s.p.on_host[h] = (first + last) / 2;
+        if (bytes_of(&s) <= most)
+            last = s.p.on_host[h];
         else
-            first = p.on_host[h] + 1;
+            first = s.p.on_host[h] + 1;
     }
-    return store->num_units - (int)agree_least(store->num_units - first);
+    return units - (int)agree_least(units - first);
 }
 
 static Pipeline pipeline_of(const Config *c, int stage)
@@ -177,36 +186,37 @@ static Pipeline pipeline_of(const Config *c, int stage)
  * on the host, which changes none. */
 static void plan_with(Model *m, ParamStore *store, const Config *c, int stage, int tile)
 {
-    const Strategy *s = &c->strategy;
-    ShardChoice p = { comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD),
-                      s->grad_sum != SUM_OFTEN,
-                      s->gathering == GATHER_ONCE ? unit_count(&c->model) : 0,
-                      .pipe = pipeline_of(c, stage) };
+    const Strategy *strategy = &c->strategy;
+    Search s = { m,
+                 store,
+                 c,
+                 { comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD),
+                   strategy->grad_sum != SUM_OFTEN,
+                   strategy->gathering == GATHER_ONCE ? unit_count(&c->model) : 0, .tile = tile,
+                   .tensor_ranks = tensor_ranks(strategy), .pipe = pipeline_of(c, stage) } };
+    ShardChoice *p = &s.p;
     if (c->dry_run) { /* for ranks that may not exist here; all have as much */
-        p.shards = s->shard_ranks;
-        p.rank = 0;
-    }
-    p.tile = tile;
-    p.tensor_ranks = tensor_ranks(s);
-    if (c->dry_run) { /* what an operation writes depends on the mesh */
+        p->shards = strategy->shard_ranks;
+        p->rank = 0;
+        /* what an operation writes depends on the mesh */
         const Mesh mesh = memory_mesh(c);
-        comm_pretend(&mesh, stage * (c->ranks / pipeline_stages(s)));
+        comm_pretend(&mesh, stage * (c->ranks / pipeline_stages(strategy)));
     }
-    p.tensor_rank = comm_group_rank(RANKS_TENSOR);
-    model_plan(m, store, c, p);
+    p->tensor_rank = comm_group_rank(RANKS_TENSOR);
+    model_plan(m, store, c, *p);
     if (c->dry_run)
         comm_pretend(NULL, 0);
-    if (s->grad_sum == SUM_ONCE_IF_FITS)
-        p.sum_once = sums_once(m, store, c, p);
+    if (strategy->grad_sum == SUM_ONCE_IF_FITS)
+        p->sum_once = sums_once(&s);
     for (Hosted h = 0; h < NUM_HOSTED; h++)
-        p.on_host[h] = use_of(c, h) == HOST_ALL ? store->num_units : 0;
-    p.slots = most_slots(m, store, c, p);
+        p->on_host[h] = use_of(c, h) == HOST_ALL ? store->num_units : 0;
+    p->slots = most_slots(s);
     for (Hosted h = 0; h < NUM_HOSTED; h++)
         if (use_of(c, h) == HOST_AUTO)
-            p.on_host[h] = fewest_on_host(m, store, c, p, h);
-    if (s->gathering == GATHER_ONCE_IF_FITS)
-        p.resident = most_resident(m, store, c, p);
-    model_replan(m, store, c, p);
+            p->on_host[h] = fewest_on_host(s, h);
+    if (strategy->gathering == GATHER_ONCE_IF_FITS)
+        p->resident = most_resident(s);
+    model_replan(m, store, c, *p);
 }
 
 /* Tiles that were not asked for come last, since they change FP8 results. */

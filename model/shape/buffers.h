@@ -7,7 +7,7 @@
  * inputs and statistics of norms, outputs of branches, and dres have N. */
 #pragma once
 #include "kernels/collectives.h"
-#include "kernels/runtime/device.h"
+#include "kernels/runtime/transfer.h"
 #include "model/shape/overlay.h"
 #include "model/shape/params.h"
 
@@ -82,9 +82,6 @@ typedef struct {
 /* Exchanges of tensor ranks on a queue of their own while a block computes (tensor_ranks.h): rows
  * are gathered; recomputed rows are gathered; sums are complete. */
 typedef enum { EXCHANGE_ROWS, EXCHANGE_AGAIN, EXCHANGE_SUMS, NUM_EXCHANGES } Exchange;
-typedef struct {
-    DeviceMark *ready, *done[NUM_EXCHANGES];
-} Exchanges;
 
 /* Rows of one width that pass through blocks, and all that a block needs to compute them:
  * attention, ranks and scratch memory. The text of a model is a Stream. */
@@ -106,9 +103,9 @@ typedef struct {
     int context, context_rank; /* number of context ranks; this rank's number among them */
     /* number of tensor ranks; this rank's number among them */
     int tensor_ranks, tensor_rank;
-    Exchanges *exchanges; /* NULL without tensor ranks */
-    int P;                /* number of positions that a token can have: T, or more with caches */
-    int last;             /* with caches: the row of the last token */
+    Transfer *exchanges; /* [NUM_EXCHANGES]; NULL without tensor ranks */
+    int P;               /* number of positions that a token can have: T, or more with caches */
+    int last;            /* with caches: the row of the last token */
 
     /* attention */
     /* what all blocks share. B: of a micro-batch; T: this rank's part of a sequence */
@@ -140,7 +137,7 @@ typedef struct {
  * is being copied to the host, its next content is being copied back, and the compute queue has not
  * waited for the copy yet. */
 typedef struct {
-    DeviceMark *left, *back;
+    Transfer leave, fetch;
     bool leaves, comes;
 } Slot;
 
@@ -155,7 +152,6 @@ typedef struct {
     size_t host_bytes; /* pinned host memory for these pieces: its size ... */
     char *host;        /* ... and its address */
     Slot *slot;        /* [slots] */
-    DeviceMark *computed;
     /* [passes] all passes of the current micro-batches; NULL: nothing is saved, or nothing moves */
     BlockPass *pass;
     int passes, next; /* next: index of the next pass */
@@ -165,7 +161,7 @@ typedef struct {
  * gradient; it may be no tensor. */
 typedef struct {
     Tensor stream, amax;
-    DeviceMark *ready, *left;
+    Transfer message;
 } Outgoing;
 
 /* Features of the images of a batch, on the host, for whole sequences. row[i]: the Cv values, F32

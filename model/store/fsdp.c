@@ -67,17 +67,14 @@ void fsdp_gather(ParamStore *store, int u, int uses)
         return;
     /* without copies a cast next to the GEMMs would only slow them */
     if (store->overlaps)
-        device_queue(QUEUE_GATHER);
-    device_wait(b->released);
+        transfer_start(&b->gather, QUEUE_GATHER);
     trace_begin("gather", u);
     uses |= AS_STORED & ~b->has;
     make_copies(store, u, uses);
     b->has |= uses | (both & ~store->plan[u].made);
     trace_end();
-    if (store->overlaps) {
-        b->ready = device_mark(b->ready);
-        device_queue(QUEUE_COMPUTE);
-    }
+    if (store->overlaps)
+        transfer_end(&b->gather);
 }
 
 void fsdp_gather_ahead(ParamStore *store, int u, int uses)
@@ -94,7 +91,7 @@ const UnitTensors *fsdp_acquire(ParamStore *store, int u)
     watchdog_mark("computation", u);
     if (b) {
         CHECK(b->unit == u, "unit %d is acquired but was not gathered", u);
-        trace_wait(b->ready, "weights", u);
+        transfer_wait(&b->gather, "weights", u);
     }
     return &store->unit[u];
 }
@@ -103,7 +100,7 @@ void fsdp_release(ParamStore *store, int u)
 {
     WeightBuffer *b = store->plan[u].weights;
     if (b && store->overlaps && store->placed)
-        b->released = device_mark(b->released);
+        transfer_allow(&b->gather);
 }
 
 /* ---- gradients ------------------------------------------------------------------------------- */
@@ -154,7 +151,7 @@ static void begin_grads(ParamStore *store, int u, GradBuffer *s)
     CHECK(s->unit < 0, "the gradients of unit %d are not reduced, those of unit %d begin", s->unit,
           u);
     s->unit = u;
-    trace_wait(s->reduced, "gradients", u);
+    transfer_wait(&s->reduce, "gradients", u);
     start_from_zero(store, u, s->elements.data, sum.empty);
     if (!sum.empty)
         device_copy(own_slice(store, u, s).data, sum.data, tensor_bytes(sum));
@@ -191,8 +188,8 @@ void fsdp_reduce(ParamStore *store, int u, bool last)
     store->shard[u].grad.empty = false;
     if (!store->shard[u].slice[TRAINED].count || !(reduces || replicas || copied.data))
         return;
-    DeviceMark **filled = s ? &s->filled : &store->grad_buffer[NUM_ROTATING + u].filled;
-    *filled = device_follow(QUEUE_REDUCE, *filled);
+    store->reduced = s ? &s->reduce : &store->grad_buffer[NUM_ROTATING + u].reduce;
+    transfer_begin(store->reduced, QUEUE_REDUCE);
     trace_begin("reduce", u);
     watchdog_mark_together("summing gradients", u);
     if (reduces) {
@@ -206,15 +203,13 @@ void fsdp_reduce(ParamStore *store, int u, bool last)
     if (replicas)
         comm_all_reduce(store->shard[u].grad, RANKS_REPLICA);
     trace_end();
-    if (s)
-        s->reduced = device_mark(s->reduced);
-    store->reduced = device_mark(store->reduced);
-    device_queue(QUEUE_COMPUTE);
+    transfer_end(store->reduced);
 }
 
 void fsdp_wait_grads(ParamStore *store)
 {
-    trace_wait(store->reduced, "gradients", -1);
+    if (store->reduced)
+        transfer_wait(store->reduced, "gradients", -1);
 }
 
 void fsdp_empty_grads(ParamStore *store)

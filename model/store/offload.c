@@ -210,10 +210,9 @@ void offload_free(Model *m)
 {
     Offload *o = &m->offload;
     for (int i = 0; o->slot && i < o->slots; i++) {
-        device_unmark(o->slot[i].left);
-        device_unmark(o->slot[i].back);
+        transfer_free(&o->slot[i].leave);
+        transfer_free(&o->slot[i].fetch);
     }
-    device_unmark(o->computed);
     device_host_free(o->host);
     free(o->slot);
     *o = (Offload){ 0 };
@@ -249,10 +248,10 @@ void offload_wait(Model *m)
     for (int k = 0; k < 2 && p->slot[k] >= 0; k++) {
         Slot *s = &o->slot[p->slot[k]];
         if (s->leaves)
-            trace_wait(s->left, "activations that leave", p->unit);
+            transfer_wait(&s->leave, "activations that leave", p->unit);
         s->leaves = false;
         if (s->comes)
-            trace_wait(s->back, "activations", p->unit);
+            transfer_wait(&s->fetch, "activations", p->unit);
         s->comes = false;
     }
 }
@@ -263,13 +262,12 @@ static void leave(Model *m, const BlockPass *p)
     Slot *s = &o->slot[p->slot[0]];
     const Acts *a = acts_of(m, p->set, p->unit);
     CHECK(a->on_host, "unit %d: saved activations have no place on the host", p->unit);
-    o->computed = device_follow(QUEUE_OFFLOAD, o->computed);
+    transfer_begin(&s->leave, QUEUE_OFFLOAD);
     trace_begin("offload", p->unit);
     device_copy(o->host + a->host_at, slot_at(m, p->slot[0]), a->own_bytes);
     trace_end();
-    s->left = device_mark(s->left);
+    transfer_end(&s->leave);
     s->leaves = true;
-    device_queue(QUEUE_COMPUTE);
 }
 
 /* `p`: the backward pass that reads it. */
@@ -278,16 +276,15 @@ static void fetch(Model *m, const BlockPass *p)
     Offload *o = &m->offload;
     Slot *s = &o->slot[p->slot[0]];
     const Acts *a = acts_of(m, p->set, p->unit);
-    o->computed = device_follow(QUEUE_FETCH, o->computed);
+    transfer_begin(&s->fetch, QUEUE_FETCH);
     if (s->leaves)
-        device_wait(s->left);
+        device_wait(s->leave.done);
     trace_begin("fetch", p->unit);
     device_copy(slot_at(m, p->slot[0]), o->host + a->host_at, a->own_bytes);
     trace_end();
-    s->back = device_mark(s->back);
+    transfer_end(&s->fetch);
     s->leaves = false;
     s->comes = true;
-    device_queue(QUEUE_COMPUTE);
 }
 
 void offload_moved(Model *m, int u)

@@ -496,8 +496,7 @@ void store_plan(ParamStore *store, Arena *a, const Config *c, ShardChoice p)
     store->host.used = 0;
     store->first_trained = store->num_units;
     for (int i = 0; i < num_buffers(store); i++) {
-        store->weight_buffer[i] = (WeightBuffer){ .ready = store->weight_buffer[i].ready,
-                                                  .released = store->weight_buffer[i].released };
+        store->weight_buffer[i] = (WeightBuffer){ .gather = store->weight_buffer[i].gather };
         store->grad_buffer[i].elements = (Tensor){ 0 };
     }
     for (int u = 0; u < store->num_units; u++) {
@@ -533,13 +532,10 @@ void store_free(ParamStore *store)
     for (int u = 0; u < store->num_units; u++)
         free(store->plan[u].way), free(store->plan[u].copy);
     for (int i = 0; store->shape && i < num_buffers(store); i++) {
-        device_unmark(store->weight_buffer[i].ready);
-        device_unmark(store->weight_buffer[i].released);
-        device_unmark(store->grad_buffer[i].filled);
-        device_unmark(store->grad_buffer[i].reduced);
+        transfer_free(&store->weight_buffer[i].gather);
+        transfer_free(&store->grad_buffer[i].reduce);
     }
     device_unmark(store->updated);
-    device_unmark(store->reduced);
     if (store->gathered.memory)
         comm_free(store->gathered.memory);
     if (store->host.memory)

@@ -2,8 +2,8 @@
  * for gathered weights and for gradients that are not reduced yet; and the list of copies between
  * them. */
 #pragma once
-#include "kernels/runtime/device.h"
 #include "kernels/runtime/mesh.h"
+#include "kernels/runtime/transfer.h"
 #include "model/shape/architecture.h"
 #include "model/shape/optimizer_table.h"
 #include "model/shape/pipeline.h"
@@ -79,14 +79,14 @@ typedef struct {
     size_t raw_bytes;
     /* the unit whose weights it holds now, -1: none; and for which uses (enum Use) */
     int unit, has;
-    DeviceMark *ready, *released;
+    Transfer gather;
 } WeightBuffer;
 
 /* A unit's gradients before they are summed over the shard group. */
 typedef struct {
     Tensor elements; /* (n) in the recipe's format of gradients */
     int unit;        /* whose gradients it holds now; -1: none */
-    DeviceMark *filled, *reduced;
+    Transfer reduce;
 } GradBuffer;
 
 /* How the stored weights of a unit become operands. Gathering, updating and the memory plan read
@@ -179,7 +179,8 @@ typedef struct {
      * muon_bytes */
     void *staging;
     size_t update_part_bytes, staging_bytes;
-    DeviceMark *updated, *reduced;
+    DeviceMark *updated;
+    Transfer *reduced; /* the latest reduction of gradients; NULL: there is none yet */
 } ParamStore;
 
 /* The rank for which a plan is made, and what predict/memory.c has chosen. */

@@ -8,6 +8,7 @@
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/trace.h"
+#include "kernels/runtime/transfer.h"
 #include "kernels/runtime/watchdog_marks.h"
 #include "model/shape/units.h"
 #include "model/store/param_store_sizes.h"
@@ -99,7 +100,7 @@ typedef struct {
     void *next;          /* X of a matrix after an iteration */
     void *gram, *factor; /* A, and b A + c A A */
     float *squares;      /* ||u||^2 */
-    DeviceMark *filled, *gathered[AHEAD], *computed, *scattered[AHEAD];
+    Transfer gather[AHEAD], scatter[AHEAD];
     double *work; /* of each rank since the step began */
 } Memory;
 
@@ -237,13 +238,12 @@ static void gather(const ParamStore *store, const Config *c, const StepParams *s
     trace_end();
     if (store->shards == 1)
         return;
-    m->filled = device_follow(QUEUE_GATHER, m->filled);
+    transfer_begin(&m->gather[t.slot], QUEUE_GATHER);
     trace_begin("gather updates", t.unit);
     watchdog_mark_together("gathering updates", t.unit);
     comm_all_gather(t.whole.data, t.own.data, tensor_bytes(t.own), RANKS_SHARD);
     trace_end();
-    m->gathered[t.slot] = device_mark(m->gathered[t.slot]);
-    device_queue(QUEUE_COMPUTE);
+    transfer_end(&m->gather[t.slot]);
 }
 
 /* u of the unit becomes X, on this rank `own`. */
@@ -251,7 +251,7 @@ static void compute(const ParamStore *store, const Config *c, Memory *m, Update 
 {
     Matrices all = list_matrices(store, c, t.unit);
     choose_owners(&all, store->shards, m->work);
-    trace_wait(m->gathered[t.slot], "updates", t.unit);
+    transfer_wait(&m->gather[t.slot], "updates", t.unit);
     trace_begin("muon", t.unit);
     for (const Matrix *x = all.matrix; x < all.matrix + all.count; x++) {
         Tensor matrix = elements(t.whole, first_of(x), end_of(x));
@@ -267,20 +267,19 @@ static void compute(const ParamStore *store, const Config *c, Memory *m, Update 
     free(all.matrix);
     if (store->shards == 1)
         return;
-    m->computed = device_follow(QUEUE_REDUCE, m->computed);
+    transfer_begin(&m->scatter[t.slot], QUEUE_REDUCE);
     trace_begin("scatter updates", t.unit);
     watchdog_mark_together("scattering updates", t.unit);
     comm_reduce_scatter(t.own, t.whole, RANKS_SHARD);
     trace_end();
-    m->scattered[t.slot] = device_mark(m->scattered[t.slot]);
-    device_queue(QUEUE_COMPUTE);
+    transfer_end(&m->scatter[t.slot]);
 }
 
 static void finish(const ParamStore *store, const Config *c, const StepParams *step, Memory *m,
                    Update t)
 {
     Matrices all = list_matrices(store, c, t.unit);
-    trace_wait(m->scattered[t.slot], "updates", t.unit);
+    transfer_wait(&m->scatter[t.slot], "updates", t.unit);
     trace_begin("apply", t.unit);
     for (const Matrix *x = all.matrix; x < all.matrix + all.count; x++)
         apply(store, c, step, t.unit, x, t.own);
@@ -316,11 +315,9 @@ void muon_step(ParamStore *store, const Config *c, const StepParams *step)
             finish(store, c, step, &m, update_of(store, &m, unit[last], last));
     }
     for (int i = 0; i < AHEAD; i++) {
-        device_unmark(m.gathered[i]);
-        device_unmark(m.scattered[i]);
+        transfer_free(&m.gather[i]);
+        transfer_free(&m.scatter[i]);
     }
-    device_unmark(m.filled);
-    device_unmark(m.computed);
     free(m.work);
     free(unit);
 }

@@ -17,6 +17,7 @@
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/trace.h"
+#include "kernels/runtime/transfer.h"
 #include "model/store/param_store_sizes.h"
 #include "model/update/muon_step.h"
 
@@ -41,12 +42,12 @@ static void sum_chunk(const ParamStore *store, int chunk)
             sum_squares(store->square_sum, counted_grads(store, u));
     if (pipeline_is_last(&store->pipe, chunk))
         return;
-    DeviceMark *mark = device_follow(QUEUE_SEND, NULL);
+    Transfer sent = { 0 };
+    transfer_begin(&sent, QUEUE_SEND);
     comm_send(sum, NEXT_STAGE);
-    mark = device_mark(mark);
-    device_queue(QUEUE_COMPUTE);
-    device_wait(mark);
-    device_unmark(mark);
+    transfer_end(&sent);
+    device_wait(sent.done);
+    transfer_free(&sent);
 }
 
 double optimizer_grad_norm(const ParamStore *store)
@@ -253,8 +254,8 @@ static void step_part(ParamStore *store, const Config *c, StepParams step, const
 
 typedef struct {
     UpdatePart staged[UPDATE_BUFFERS];
-    /* the buffer's part is on the device; is on the host again */
-    DeviceMark *fetched[UPDATE_BUFFERS], *left[UPDATE_BUFFERS];
+    /* allowed when the part before is on the host again */
+    Transfer fetch[UPDATE_BUFFERS];
     DeviceMark *computed;
 } UpdateBuffers;
 
@@ -265,11 +266,9 @@ static void fetch_part(const ParamStore *store, UpdateBuffers *s, const UpdatePa
     const int buffer = number % UPDATE_BUFFERS;
     if (number == 0)
         s->computed = device_follow(QUEUE_FETCH, s->computed);
-    device_queue(QUEUE_FETCH);
-    device_wait(s->left[buffer]);
+    transfer_start(&s->fetch[buffer], QUEUE_FETCH);
     s->staged[buffer] = copy_part(store, p, buffer, TO_DEVICE);
-    s->fetched[buffer] = device_mark(s->fetched[buffer]);
-    device_queue(QUEUE_COMPUTE);
+    transfer_end(&s->fetch[buffer]);
 }
 
 /* Waits until the next part is on the device: on the host its first scales may share a 32-bit word
@@ -279,9 +278,9 @@ static void return_part(const ParamStore *store, UpdateBuffers *s, const UpdateP
 {
     const int buffer = number % UPDATE_BUFFERS;
     s->computed = device_follow(QUEUE_OFFLOAD, s->computed);
-    device_wait(s->fetched[(number + 1) % UPDATE_BUFFERS]);
+    device_wait(s->fetch[(number + 1) % UPDATE_BUFFERS].done);
     copy_part(store, p, buffer, TO_HOST);
-    s->left[buffer] = device_mark(s->left[buffer]);
+    transfer_allow(&s->fetch[buffer]);
     device_queue(QUEUE_COMPUTE);
 }
 
@@ -289,9 +288,8 @@ static void return_part(const ParamStore *store, UpdateBuffers *s, const UpdateP
 static void close_buffers(UpdateBuffers *s)
 {
     for (int i = 0; i < UPDATE_BUFFERS; i++) {
-        device_wait(s->left[i]);
-        device_unmark(s->fetched[i]);
-        device_unmark(s->left[i]);
+        device_wait(s->fetch[i].allowed);
+        transfer_free(&s->fetch[i]);
     }
     device_unmark(s->computed);
 }
@@ -317,7 +315,7 @@ void optimizer_step(ParamStore *store, const Config *c, long step, double lr, do
             step_part(store, c, params, p);
             continue;
         }
-        trace_wait(buffers.fetched[stepped % UPDATE_BUFFERS], "states", p->unit);
+        transfer_wait(&buffers.fetch[stepped % UPDATE_BUFFERS], "states", p->unit);
         step_part(store, c, params, &buffers.staged[stepped % UPDATE_BUFFERS]);
         return_part(store, &buffers, p, stepped++);
     }
