@@ -104,7 +104,7 @@ void *device_host_alloc(size_t bytes, const char *what)
     if (!p && what)
         die("the system does not pin %.2f GiB of host memory for %s. ulimit -l, the container or "
             "its memory limit may forbid it; "
-            "host.activations=never and the other keys of host.* keep all on the GPU",
+            "offload.activations=never and the other keys of offload.* keep all on the GPU",
             (double)bytes / (1 << 30), what);
     if (!p)
         return xcalloc(bytes ? bytes : 1, 1);
