@@ -16,6 +16,17 @@
 
 enum { EACH = 4, EACH_BACKWARD = 2, MAX_THREADS = 512, BLOCKS_PER_SM = 2 };
 
+/* Weights of the norm at column `at` of a head of q or k. */
+template <bool ALIGNED>
+__device__ static inline void load_weight(float (&w)[8], const Heads &a, AnyIn qw, AnyIn kw,
+                                          int head, int at, int left)
+{
+    if (head < a.H)
+        load_any<ALIGNED>(w, qw, (size_t)head * a.D + at, left);
+    else
+        load_any<ALIGNED>(w, kw, (size_t)(head - a.H) * a.D + at, left);
+}
+
 /* ---- without norm ---------------------------------------------------------------------------- */
 
 /* Forward (sign 1): y = rope(clamp(x)). Backward (sign -1): y from the gradient x; if LIMITED, 0
@@ -28,53 +39,47 @@ __global__ __launch_bounds__(MAX_THREADS) void rotate_kernel(AnyOut y, const T *
     constexpr int HEADS = LIMITED ? EACH / 2 : EACH;
     const ThreadPart<ALIGNED> p(a);
     const size_t row = (size_t)blockIdx.x * a.S + p.first;
-    const Angles t = p.angles(a, blockIdx.x);
+    const int half = a.D / 2;
+    const Angles t = load_angles<ALIGNED>(a, blockIdx.x, p);
     for (int base = p.head; base < a.count; base += HEADS * a.parallel) {
-        Pack<T> in[HEADS][2];
-        Pack<TL> limits[HEADS][2];
+        Pack<T> u[HEADS], v[HEADS];
+        Pack<TL> lu[HEADS], lv[HEADS];
 #pragma unroll
         for (int j = 0; j < HEADS; j++) {
-            const int head = base + j * a.parallel;
+            const int head = base + j * a.parallel, left = head < a.count ? p.left : 0;
             const size_t at = row + (size_t)head * a.D;
-            p.load(in[j], x + at, head < a.count);
-            if (LIMITED)
-                p.load(limits[j], limited + at, head < a.count);
+            u[j] = load_pack<ALIGNED>(x + at, left);
+            v[j] = load_pack<ALIGNED>(x + at + half, left);
+            if (LIMITED) {
+                lu[j] = load_pack<ALIGNED>(limited + at, left);
+                lv[j] = load_pack<ALIGNED>(limited + at + half, left);
+            }
         }
 #pragma unroll
         for (int j = 0; j < HEADS; j++) {
             const int head = base + j * a.parallel;
             if (head >= a.count)
                 break;
-            float v[2][8];
+            const size_t at = row + (size_t)head * a.D;
+            float ux[8], vx[8];
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-#pragma unroll
-                for (int h = 0; h < 2; h++)
-                    v[h][i] = LIMITED ? in[j][h][i] : clamp(in[j][h][i], a.clip);
+                ux[i] = LIMITED ? u[j][i] : clamp(u[j][i], a.clip);
+                vx[i] = LIMITED ? v[j][i] : clamp(v[j][i], a.clip);
                 if (head < a.H + a.K)
-                    rotate(v[0][i], v[1][i], t.cosine[i], sign * t.sine[i]);
-                if (LIMITED)
-#pragma unroll
-                    for (int h = 0; h < 2; h++)
-                        v[h][i] = fabsf(limits[j][h][i]) > a.clip ? 0.0f : v[h][i];
+                    rotate(ux[i], vx[i], t.cosine[i], sign * t.sine[i]);
+                if (LIMITED) {
+                    ux[i] = fabsf(lu[j][i]) > a.clip ? 0.0f : ux[i];
+                    vx[i] = fabsf(lv[j][i]) > a.clip ? 0.0f : vx[i];
+                }
             }
-            p.store(y, row + (size_t)head * a.D, v);
+            store_any<ALIGNED>(y, at, ux, p.left);
+            store_any<ALIGNED>(y, at + half, vx, p.left);
         }
     }
 }
 
 /* ---- with norm: H + K <= EACH * a.parallel, so that a block holds q and k -------------------- */
-
-/* Weights of the norm at column `at` of a head of q or k. */
-template <bool ALIGNED>
-__device__ static inline void load_weight(float (&w)[8], const Heads &a, AnyIn qw, AnyIn kw,
-                                          int head, int at, int left)
-{
-    if (head < a.H)
-        load_any<ALIGNED>(w, qw, (size_t)head * a.D + at, left);
-    else
-        load_any<ALIGNED>(w, kw, (size_t)(head - a.H) * a.D + at, left);
-}
 
 /* `passing` elements of v are copied: K D, or 0 if they stay in place. Since v is no larger than q,
  * EACH packs per thread are enough. */
@@ -87,13 +92,15 @@ __global__ __launch_bounds__(MAX_THREADS) void norm_rotate_kernel(AnyOut y, floa
     __shared__ float shared[64];
     const AnyIn qw = { q_weight, std::is_same<TW, float>::value }, kw = { k_weight, qw.is_f32 };
     const ThreadPart<ALIGNED> p(a);
+    const int half = a.D / 2;
     const size_t row = (size_t)blockIdx.x * a.S + p.first,
                  values = (size_t)blockIdx.x * a.S + (size_t)a.count * a.D;
-    Pack<T> in[EACH][2], pass[EACH];
+    Pack<T> u[EACH], v[EACH], pass[EACH];
 #pragma unroll
     for (int j = 0; j < EACH; j++) {
-        const int head = p.head + j * a.parallel;
-        p.load(in[j], x + row + (size_t)head * a.D, head < a.count);
+        const int head = p.head + j * a.parallel, left = head < a.count ? p.left : 0;
+        u[j] = load_pack<ALIGNED>(x + row + (size_t)head * a.D, left);
+        v[j] = load_pack<ALIGNED>(x + row + (size_t)head * a.D + half, left);
     }
 #pragma unroll
     for (int j = 0; j < EACH; j++) {
@@ -104,7 +111,12 @@ __global__ __launch_bounds__(MAX_THREADS) void norm_rotate_kernel(AnyOut y, floa
 #pragma unroll
     for (int j = 0; j < EACH; j++) {
         const int head = p.head + j * a.parallel;
-        const float s = squares<CLIPS>(in[j], a.clip);
+        float s = 0;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const float ui = limit<CLIPS>(u[j][i], a.clip), vi = limit<CLIPS>(v[j][i], a.clip);
+            s += ui * ui + vi * vi;
+        }
         sums[0] += head < a.H ? s : 0.0f;
         sums[1] += head < a.H ? 0.0f : s;
     }
@@ -118,30 +130,30 @@ __global__ __launch_bounds__(MAX_THREADS) void norm_rotate_kernel(AnyOut y, floa
         store_any<ALIGNED>(y, values + c, z, passing - c);
     }
     block_sums(sums, shared);
-    keep_packed(in);
+    keep_packed(u);
+    keep_packed(v);
     const float2 rstd = make_float2(1.0f / sqrtf(sums[0] * a.q_inverse + a.eps),
                                     1.0f / sqrtf(sums[1] * a.k_inverse + a.eps));
     if (threadIdx.x == 0)
         stats[blockIdx.x] = rstd;
-    const Angles t = p.angles(a, blockIdx.x);
+    const Angles t = load_angles<ALIGNED>(a, blockIdx.x, p);
 #pragma unroll
     for (int j = 0; j < EACH; j++) {
         const int head = p.head + j * a.parallel;
         if (head >= a.count)
             break;
-        float w[2][8], v[2][8];
+        float ux[8], vx[8], uw[8], vw[8];
         const float r = head < a.H ? rstd.x : rstd.y;
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-            load_weight<ALIGNED>(w[h], a, qw, kw, head, p.first + h * p.half, p.left);
+        load_weight<ALIGNED>(uw, a, qw, kw, head, p.first, p.left);
+        load_weight<ALIGNED>(vw, a, qw, kw, head, p.first + half, p.left);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-#pragma unroll
-            for (int h = 0; h < 2; h++)
-                v[h][i] = limit<CLIPS>(in[j][h][i], a.clip) * r * w[h][i];
-            rotate(v[0][i], v[1][i], t.cosine[i], t.sine[i]);
+            ux[i] = limit<CLIPS>(u[j][i], a.clip) * r * uw[i],
+            vx[i] = limit<CLIPS>(v[j][i], a.clip) * r * vw[i];
+            rotate(ux[i], vx[i], t.cosine[i], t.sine[i]);
         }
-        p.store(y, row + (size_t)head * a.D, v);
+        store_any<ALIGNED>(y, row + (size_t)head * a.D, ux, p.left);
+        store_any<ALIGNED>(y, row + (size_t)head * a.D + half, vx, p.left);
     }
 }
 
@@ -197,7 +209,7 @@ __global__ __launch_bounds__(MAX_THREADS) void norm_rotate_backward_kernel(
             prefetch(x + next, width * sizeof *x);
         }
         const float2 rstd = stats[n];
-        Angles t = p.angles(a, n);
+        Angles t = load_angles<ALIGNED>(a, n, p);
         float sums[2] = {};
 #pragma unroll
         for (int j = 0; j < EACH_BACKWARD; j++) {
@@ -222,7 +234,7 @@ __global__ __launch_bounds__(MAX_THREADS) void norm_rotate_backward_kernel(
         block_sums(sums, shared);
         keep_packed(du), keep_packed(dv);
         keep_packed(xu), keep_packed(xv);
-        t = p.angles(a, n); /* reloaded, to save 16 registers */
+        t = load_angles<ALIGNED>(a, n, p); /* reloaded, to save 16 registers */
 #pragma unroll
         for (int j = 0; j < EACH_BACKWARD; j++) {
             const int head = p.head + j * a.parallel;
@@ -270,11 +282,14 @@ static bool check_dense_rope(const char *op, Tensor qkv, Tensor qnorm, Tensor kn
 /* Heads from .. count-1, `each` per thread at a time. at_once: all in one iteration. */
 static Heads heads_of(const char *op, Attention a, int from, int count, int each, bool at_once)
 {
-    Heads h = heads_of_token(a);
+    Heads h = {};
+    h.H = a.H, h.K = a.K, h.D = a.D, h.T = a.T, h.S = (a.H + 2 * a.K) * a.D;
     h.from = from, h.count = count;
     h.chunks = (int)ceil_div(a.D / 2, 8);
     h.parallel = (int)ceil_div(count - from, each);
-    h.q_inverse = 1.0f / (a.H * a.D), h.k_inverse = 1.0f / (a.K * a.D);
+    h.clip = a.clip > 0 ? a.clip : INFINITY;
+    h.eps = a.norm.eps, h.q_inverse = 1.0f / (a.H * a.D), h.k_inverse = 1.0f / (a.K * a.D);
+    h.rope = a.rope;
     if (h.parallel * h.chunks > MAX_THREADS) {
         h.parallel = MAX_THREADS / h.chunks;
         if (at_once || h.parallel == 0)
@@ -349,13 +364,18 @@ static void rotate_values(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor
         return;
     }
     const Heads h = heads_of("rope_forward", a, 0, rotated, EACH, true);
-    with_variant(a, halves_aligned(a, x, y, x, qnorm, knorm), qnorm, x,
-                 [&](auto aligned, auto clips, auto *weight, auto *in) {
-                     norm_rotate_kernel<decltype(aligned)::value, decltype(clips)::value>
-                         <<<x.rows, threads_of(h), 0, device_stream()>>>(
-                             any_out(y), (float2 *)stats, in, weight, (decltype(weight))knorm.data,
-                             h, values ? a.K * a.D : 0);
-                 });
+    with_bool(halves_aligned(a, x, y, x, qnorm, knorm), [&](auto aligned) {
+        with_bool(a.clip > 0, [&](auto clips) {
+            with_type(qnorm, [&](auto *weight) {
+                with_type(x, [&](auto *in) {
+                    norm_rotate_kernel<decltype(aligned)::value, decltype(clips)::value>
+                        <<<x.rows, threads_of(h), 0, device_stream()>>>(
+                            any_out(y), (float2 *)stats, in, weight, (decltype(weight))knorm.data,
+                            h, values ? a.K * a.D : 0);
+                });
+            });
+        });
+    });
     LAUNCH_CHECK();
 }
 
@@ -378,16 +398,21 @@ static void backward_with_norm(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor d
     const int N = dy.rows, most = BLOCKS_PER_SM * device_sm_count(), blocks = most < N ? most : N;
     const size_t q_width = (size_t)a.H * a.D, width = q_width + (size_t)a.K * a.D;
     float *partial = (float *)device_scratch(blocks * width * sizeof(float), SCRATCH_0);
-    with_variant(
-        a, halves_aligned(a, dx, dy, x, qnorm, knorm), qnorm, x,
-        [&](auto aligned, auto clips, auto *weight, auto *in) {
-            with_type(dy, [&](auto *d) {
-                norm_rotate_backward_kernel<decltype(aligned)::value, decltype(clips)::value>
-                    <<<blocks, threads_of(h), 0, device_stream()>>>(
-                        any_out(dx), partial, d, in, (const float2 *)stats, weight,
-                        (decltype(weight))knorm.data, h, N);
+    with_bool(halves_aligned(a, dx, dy, x, qnorm, knorm), [&](auto aligned) {
+        with_bool(a.clip > 0, [&](auto clips) {
+            with_type(qnorm, [&](auto *weight) {
+                with_type(dy, [&](auto *d) {
+                    with_type(x, [&](auto *in) {
+                        norm_rotate_backward_kernel<decltype(aligned)::value,
+                                                    decltype(clips)::value>
+                            <<<blocks, threads_of(h), 0, device_stream()>>>(
+                                any_out(dx), partial, d, in, (const float2 *)stats, weight,
+                                (decltype(weight))knorm.data, h, N);
+                    });
+                });
             });
         });
+    });
     LAUNCH_CHECK();
     if (dqnorm.data)
         add_column_sums(dqnorm, partial, blocks, width);

@@ -66,58 +66,67 @@ __global__ __launch_bounds__(MAX_THREADS) void norm_heads_kernel(AnyOut y, float
                                                                  const TW *k_weight, Teams a)
 {
     const TeamPart<ALIGNED> p(a, EACH);
-    const int rotated = a.H + a.K;
+    const int half = a.D / 2, rotated = a.H + a.K;
     const size_t row = (size_t)blockIdx.x * a.S + p.first;
-    Pack<T> in[EACH][2];
+    const TW *weight = (p.head < a.H ? q_weight : k_weight) + p.first;
+    Pack<T> u[EACH], v[EACH];
 #pragma unroll
     for (int j = 0; j < EACH; j++) {
-        const int head = p.head + j * p.step;
-        p.load(in[j], x + row + (size_t)head * a.D, head < p.end);
+        const int head = p.head + j * p.step, left = head < p.end ? p.left : 0;
+        const size_t at = row + (size_t)head * a.D;
+        u[j] = load_pack<ALIGNED>(x + at, left);
+        v[j] = load_pack<ALIGNED>(x + at + half, left);
     }
-    Pack<TW> w[2];
-    p.load(w, (p.head < a.H ? q_weight : k_weight) + p.first);
-    const Angles t = p.angles(a, blockIdx.x);
-    float sums[EACH];
+    Pack<TW> w[2] = { load_pack<ALIGNED>(weight, p.left),
+                      load_pack<ALIGNED>(weight + half, p.left) };
+    const Angles t = load_angles<ALIGNED>(a, blockIdx.x, p);
+    float sums[EACH] = {};
 #pragma unroll
     for (int j = 0; j < EACH; j++)
-        sums[j] = squares<CLIPS>(in[j], a.clip);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const float ui = limit<CLIPS>(u[j][i], a.clip), vi = limit<CLIPS>(v[j][i], a.clip);
+            sums[j] += ui * ui + vi * vi;
+        }
     team_sums(sums, a.chunks);
-    keep_packed(in), keep_packed(w);
+    keep_packed(u), keep_packed(v);
+    keep_packed(w);
 #pragma unroll
     for (int j = 0; j < EACH; j++) {
         const int head = p.head + j * p.step;
         if (head >= p.end)
             break;
+        const size_t at = row + (size_t)head * a.D;
         const float r = 1.0f / sqrtf(sums[j] * a.q_inverse + a.eps);
-        float v[2][8];
+        float ux[8], vx[8];
         if (head < rotated && p.first == 0 && p.left > 0)
             stats[(size_t)blockIdx.x * rotated + head] = r;
 #pragma unroll
-        for (int h = 0; h < 2; h++)
-#pragma unroll
-            for (int i = 0; i < 8; i++)
-                v[h][i] = limit<CLIPS>(in[j][h][i], a.clip);
+        for (int i = 0; i < 8; i++)
+            ux[i] = limit<CLIPS>(u[j][i], a.clip), vx[i] = limit<CLIPS>(v[j][i], a.clip);
         if (head < rotated)
 #pragma unroll
             for (int i = 0; i < 8; i++) {
-                v[0][i] *= r * w[0][i], v[1][i] *= r * w[1][i];
-                rotate(v[0][i], v[1][i], t.cosine[i], t.sine[i]);
+                ux[i] *= r * w[0][i], vx[i] *= r * w[1][i];
+                rotate(ux[i], vx[i], t.cosine[i], t.sine[i]);
             }
-        p.store(y, row + (size_t)head * a.D, v);
+        store_any<ALIGNED>(y, at, ux, p.left);
+        store_any<ALIGNED>(y, at + half, vx, p.left);
     }
 }
 
 /* The block's sums of each column over the teams of q, and over those of k. to: (2, D); shared:
  * (parallel, D) */
 template <bool ALIGNED>
-__device__ static inline void add_teams(float *to, float *shared, const float (&dw)[2][8],
-                                        const Teams &a, const TeamPart<ALIGNED> &p)
+__device__ static inline void add_teams(float *to, float *shared, const float (&u)[8],
+                                        const float (&v)[8], const Teams &a,
+                                        const TeamPart<ALIGNED> &p)
 {
     float *own = shared + (size_t)(threadIdx.x / a.chunks) * a.D + p.first;
 #pragma unroll
     for (int i = 0; i < 8; i++)
         if (p.end > 0 && i < p.left)
-            own[i] = dw[0][i], own[p.half + i] = dw[1][i];
+            own[i] = u[i], own[a.D / 2 + i] = v[i];
     __syncthreads();
     for (int c = threadIdx.x; c < 2 * a.D; c += blockDim.x) {
         const int first = c < a.D ? 0 : a.q, count = c < a.D ? a.q : a.k,
@@ -139,42 +148,6 @@ __device__ static inline void prefetch_token(const TDY *dy, const TX *x, const T
     prefetch(a.rope + (size_t)(n % a.T) * a.D, a.D * sizeof *a.rope);
 }
 
-/* The two steps of norm_rotate_backward_kernel of rope.cu for a head: dw += d h, and the sum of g h;
- * then the gradient of the norm's input. */
-template <bool CLIPS, typename TDY, typename TX, typename TW>
-__device__ static inline float add_gradients(float (&dw)[2][8], const Pack<TDY> (&dy)[2],
-                                             const Pack<TX> (&x)[2], const Pack<TW> (&w)[2],
-                                             const Angles &t, float r, float clip)
-{
-    float s = 0;
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        float u = dy[0][i], v = dy[1][i];
-        rotate(u, v, t.cosine[i], -t.sine[i]);
-        u *= limit<CLIPS>(x[0][i], clip) * r, v *= limit<CLIPS>(x[1][i], clip) * r;
-        dw[0][i] += u, dw[1][i] += v;
-        s += u * w[0][i] + v * w[1][i];
-    }
-    return s;
-}
-
-template <bool CLIPS, typename TDY, typename TX, typename TW>
-__device__ static inline void input_gradients(float (&dx)[2][8], const Pack<TDY> (&dy)[2],
-                                              const Pack<TX> (&x)[2], const Pack<TW> (&w)[2],
-                                              const Angles &t, float r, float r_mean_gh, float clip)
-{
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        float d[2] = { dy[0][i], dy[1][i] };
-        rotate(d[0], d[1], t.cosine[i], -t.sine[i]);
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const float v = r * (d[h] * w[h][i] - limit<CLIPS>(x[h][i], clip) * r_mean_gh);
-            dx[h][i] = CLIPS && fabsf(x[h][i]) > clip ? 0.0f : v;
-        }
-    }
-}
-
 /* As norm_rotate_backward_kernel of rope.cu; a team has one head. gridDim: (blocks that share the
  * tokens, blocks for the heads of a token). partial: for each block (2, D) sums of d h over its
  * tokens and its heads of q and of k; shared: parallel D floats. NOTE: with two heads per thread
@@ -192,33 +165,50 @@ __global__ __launch_bounds__(
 {
     extern __shared__ float shared[];
     const TeamPart<ALIGNED> p(a, 1);
-    const int rotated = a.H + a.K;
-    const bool inside = p.head < p.end && p.left > 0;
-    Pack<TW> w[2];
-    p.load(w, (p.head < a.H ? q_weight : k_weight) + p.first, inside);
-    float dw[2][8] = {};
-    float next_rstd = inside ? stats[(size_t)blockIdx.x * rotated + p.head] : 0.0f;
+    const int half = a.D / 2, rotated = a.H + a.K, left = p.head < p.end ? p.left : 0;
+    const TW *weight = (p.head < a.H ? q_weight : k_weight) + p.first;
+    Pack<TW> w[2] = { load_pack<ALIGNED>(weight, left), load_pack<ALIGNED>(weight + half, left) };
+    float dwu[8] = {}, dwv[8] = {};
+    float next_rstd = left > 0 ? stats[(size_t)blockIdx.x * rotated + p.head] : 0.0f;
     for (int n = blockIdx.x, next; n < N; n = next) {
         const size_t at = (size_t)n * a.S + (size_t)p.head * a.D + p.first;
         const float r = next_rstd;
         next = n + gridDim.x;
         if (ALIGNED && threadIdx.x == 0 && blockIdx.y == 0 && next < N)
             prefetch_token(dy, x, a, next);
-        Pack<TDY> d[2];
-        Pack<TX> in[2];
-        p.load(d, dy + at, inside);
-        p.load(in, x + at, inside);
-        const Angles t = p.angles(a, n);
-        next_rstd = inside && next < N ? stats[(size_t)next * rotated + p.head] : 0.0f;
-        float sums[1] = { add_gradients<CLIPS>(dw, d, in, w, t, r, a.clip) }, v[2][8];
+        Pack<TDY> d[2] = { load_pack<ALIGNED>(dy + at, left),
+                           load_pack<ALIGNED>(dy + at + half, left) };
+        Pack<TX> in[2] = { load_pack<ALIGNED>(x + at, left),
+                           load_pack<ALIGNED>(x + at + half, left) };
+        const Angles t = load_angles<ALIGNED>(a, n, p);
+        next_rstd = left > 0 && next < N ? stats[(size_t)next * rotated + p.head] : 0.0f;
+        float sums[1] = {}, u[8], v[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            u[i] = d[0][i], v[i] = d[1][i];
+            rotate(u[i], v[i], t.cosine[i], -t.sine[i]);
+            u[i] *= limit<CLIPS>(in[0][i], a.clip) * r, v[i] *= limit<CLIPS>(in[1][i], a.clip) * r;
+            dwu[i] += u[i], dwv[i] += v[i];
+            sums[0] += u[i] * w[0][i] + v[i] * w[1][i];
+        }
         team_sums(sums, a.chunks);
         keep_packed(d), keep_packed(in);
         keep_packed(w);
-        input_gradients<CLIPS>(v, d, in, w, t, r, r * sums[0] * a.q_inverse, a.clip);
-        if (inside)
-            p.store(dx, at, v);
+        const float r_mean_gh = r * sums[0] * a.q_inverse;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            u[i] = d[0][i], v[i] = d[1][i];
+            rotate(u[i], v[i], t.cosine[i], -t.sine[i]);
+            u[i] = r * (u[i] * w[0][i] - limit<CLIPS>(in[0][i], a.clip) * r_mean_gh);
+            v[i] = r * (v[i] * w[1][i] - limit<CLIPS>(in[1][i], a.clip) * r_mean_gh);
+            u[i] = CLIPS && fabsf(in[0][i]) > a.clip ? 0.0f : u[i];
+            v[i] = CLIPS && fabsf(in[1][i]) > a.clip ? 0.0f : v[i];
+        }
+        store_any<ALIGNED>(dx, at, u, left);
+        store_any<ALIGNED>(dx, at + half, v, left);
     }
-    add_teams(partial + ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * 2 * a.D, shared, dw, a, p);
+    add_teams(partial + ((size_t)blockIdx.y * gridDim.x + blockIdx.x) * 2 * a.D, shared, dwu, dwv,
+              a, p);
 }
 
 /* ---- entry ----------------------------------------------------------------------------------- */
@@ -226,8 +216,11 @@ __global__ __launch_bounds__(
 /* Teams of up to `each` heads, in as few blocks of up to `most` threads as possible. */
 static Teams teams_of(const char *op, Attention a, bool values, int each, int most, int *blocks)
 {
-    Teams s = { heads_of_token(a) };
-    s.q_inverse = s.k_inverse = 1.0f / a.D;
+    Teams s = {};
+    s.H = a.H, s.K = a.K, s.D = a.D, s.T = a.T, s.S = (a.H + 2 * a.K) * a.D;
+    s.clip = a.clip > 0 ? a.clip : INFINITY;
+    s.eps = a.norm.eps, s.q_inverse = s.k_inverse = 1.0f / a.D;
+    s.rope = a.rope;
     for (s.chunks = 1; 8 * s.chunks < a.D / 2;)
         s.chunks *= 2;
     if (s.chunks > 32)
@@ -250,12 +243,17 @@ void rope_forward_by_head(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor
     const Teams s = teams_of("rope_forward", a, values, EACH, MAX_THREADS, &blocks);
     const dim3 grid(x.rows, blocks);
     const int threads = block_threads(s.parallel * s.chunks, 1, MAX_THREADS);
-    with_variant(a, halves_aligned(a, x, y, x, qnorm, knorm), qnorm, x,
-                 [&](auto aligned, auto clips, auto *weight, auto *in) {
-                     norm_heads_kernel<decltype(aligned)::value, decltype(clips)::value>
-                         <<<grid, threads, 0, device_stream()>>>(any_out(y), stats, in, weight,
-                                                                 (decltype(weight))knorm.data, s);
-                 });
+    with_bool(halves_aligned(a, x, y, x, qnorm, knorm), [&](auto aligned) {
+        with_bool(a.clip > 0, [&](auto clips) {
+            with_type(qnorm, [&](auto *weight) {
+                with_type(x, [&](auto *in) {
+                    norm_heads_kernel<decltype(aligned)::value, decltype(clips)::value>
+                        <<<grid, threads, 0, device_stream()>>>(any_out(y), stats, in, weight,
+                                                                (decltype(weight))knorm.data, s);
+                });
+            });
+        });
+    });
     LAUNCH_CHECK();
 }
 
@@ -270,16 +268,20 @@ void rope_backward_by_head(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, T
     const int rows = (int)(grid.x * grid.y);
     const size_t shared = (size_t)s.parallel * a.D * sizeof(float);
     float *partial = (float *)device_scratch((size_t)rows * 2 * a.D * sizeof(float), SCRATCH_0);
-    with_variant(
-        a, halves_aligned(a, dx, dy, x, qnorm, knorm), qnorm, x,
-        [&](auto aligned, auto clips, auto *weight, auto *in) {
-            with_type(dy, [&](auto *d) {
-                norm_heads_backward_kernel<decltype(aligned)::value, decltype(clips)::value>
-                    <<<grid, threads, shared, device_stream()>>>(
-                        any_out(dx), partial, d, in, stats, weight, (decltype(weight))knorm.data, s,
-                        N);
+    with_bool(halves_aligned(a, dx, dy, x, qnorm, knorm), [&](auto aligned) {
+        with_bool(a.clip > 0, [&](auto clips) {
+            with_type(qnorm, [&](auto *weight) {
+                with_type(dy, [&](auto *d) {
+                    with_type(x, [&](auto *in) {
+                        norm_heads_backward_kernel<decltype(aligned)::value, decltype(clips)::value>
+                            <<<grid, threads, shared, device_stream()>>>(
+                                any_out(dx), partial, d, in, stats, weight,
+                                (decltype(weight))knorm.data, s, N);
+                    });
+                });
             });
         });
+    });
     LAUNCH_CHECK();
     if (dqnorm.data)
         add_column_sums(dqnorm, partial, rows, 2 * a.D);
