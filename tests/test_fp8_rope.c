@@ -50,18 +50,6 @@ static double clamp(double x, double limit)
     return limit > 0 ? fmin(fmax(x, -limit), limit) : x;
 }
 
-/* BF16, groups of 16 of different sizes, so that a wrong scale shows. */
-static Tensor make_uneven(int rows, int cols, uint64_t seed, float size)
-{
-    Tensor t = make(H, rows, cols);
-    float *x = keep(tensor_numel(t) * sizeof *x);
-    for (size_t i = 0; i < tensor_numel(t); i++)
-        x[i] =
-            ldexpf(uniform(seed, i, -size, size), (int)(random_bits(seed + 100, i / 16) % 5) - 2);
-    put(t, x);
-    return t;
-}
-
 /* Rotates heads by sign * angle; b: error bounds of the values, before and after. Two products and
  * a sum round. */
 static void turn(double *x, double *b, int heads, int D, const float *angles, double sign)
@@ -232,7 +220,7 @@ static void backward_case(const RopeCase *k, Tensor x, Tensor qw, Tensor kw, Set
     const int N = x.rows, QW = s.a.H * s.a.D / s.q_norms, KW = s.a.K * s.a.D / s.k_norms,
               norms = s.q_norms + s.k_norms;
     const size_t n = tensor_numel(x), widths = (size_t)(QW + KW);
-    Tensor dy = make_uneven(N, x.cols, 4, 1), dx = make_operand(E5, N, x.cols),
+    Tensor dy = make_uneven(N, x.cols, 4, -1, 1), dx = make_operand(E5, N, x.cols),
            stats = make_f32(N, norms);
     Tensor dqw = k->norm ? make_filled(F, 1, QW, 5, -1, 1) : NONE;
     Tensor dkw = k->norm ? make_filled(F, 1, KW, 6, -1, 1) : NONE;
@@ -304,7 +292,7 @@ static void rope_case(int N, const RopeCase *k)
                           .rope = table.data };
     const Setting s = setting_of(k, a, angles, qw, kw);
     put(table, angles);
-    quantize(x, make_uneven(N, Q + 2 * K, 1, 2));
+    quantize(x, make_uneven(N, Q + 2 * K, 1, -2, 2));
     forward_case(k, x, qw, kw, s);
     backward_case(k, x, qw, kw, s);
     release();
