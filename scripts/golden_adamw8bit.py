@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
 """Reference results of 8-bit AdamW: bitsandbytes on a CPU, and its CUDA kernel repeated step by step in Python.
-
-    python3 scripts/golden_adamw8bit.py [folder]        # default: tests/golden/adamw8bit
 
 codes.safetensors: the codes of groups of 256 numbers
     map.signed, map.unsigned (256)    bitsandbytes.functional.create_dynamic_map
@@ -16,9 +13,8 @@ bnb.safetensors: the same by optimizer_update_8bit_blockwise_pytorch, bitsandbyt
 bitsandbytes 0.49 has its 8-bit steps only on GPUs; this script uses the functions that run on a CPU. They differ from the
 kernel if two values are equally near, and turn small negative numbers into 0. quantize_blockwise overwrites the 0 of
 the unsigned map with -1, and the torch step decays weights before the update. tests/test_adamw8bit.c and check_codes below
-allow for these differences. Needs bitsandbytes and torch.
+allow for these differences.
 """
-import argparse
 import os
 
 os.environ["TORCHDYNAMO_DISABLE"] = "1"     # bitsandbytes would compile its step, which is not needed
@@ -203,18 +199,11 @@ def make_bnb(path, signed, unsigned):
     save_steps(path, [lr, beta1, beta2, eps, 0, 1, steps], weights, grad, state)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", default="tests/golden/adamw8bit")
-    folder = parser.parse_args().folder
+def write(root):
+    folder = f"{root}/adamw8bit"
     os.makedirs(folder, exist_ok=True)
-    torch.set_num_threads(1)
     np.seterr(all="ignore")
     signed, unsigned = (F.create_dynamic_map(signed=s).numpy() for s in (True, False))
     make_codes(os.path.join(folder, "codes.safetensors"), signed, unsigned)
     make_steps(os.path.join(folder, "steps.safetensors"), signed, unsigned)
     make_bnb(os.path.join(folder, "bnb.safetensors"), signed, unsigned)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
 """Which keys of a config.json change what transformers computes, for each class that ./train reads.
-
-    python3 scripts/golden_config_keys.py [FILE]        # default: tests/golden/config_keys.json
 
 Keys are the fields of the configuration class and of PreTrainedConfig, the keys that their code reads from its arguments, the
 settings of generation, and every attribute that transformers asks the configuration for while it makes, saves and loads a small
@@ -14,16 +11,15 @@ each key another value in a folder with the same weights, and AutoModelForCausal
     training    gradients in training mode
     nothing
 
-FILE holds for each version of transformers the declared keys with their defaults (null: none, or not a simple value), the base, and
-[value, effect] for each key. rope_keys has the same for rope_scaling in `scaled`. A run with another version of transformers adds
-that version. tests/test_config_keys.c compares with what ./train does with each key. Needs torch.
+config_keys.json holds for each version of transformers the declared keys with their defaults (null: none, or not a simple value),
+the base, and [value, effect] for each key. rope_keys has the same for rope_scaling in `scaled`. A run with another version of
+transformers adds that version. tests/test_config_keys.c compares with what ./train does with each key.
 """
 import dataclasses
 import inspect
 import json
 import os
 import re
-import sys
 import tempfile
 
 import torch
@@ -163,7 +159,7 @@ def another(key, default):
     return 1
 
 
-def write(folder, config):
+def write_config(folder, config):
     with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
         json.dump(config, file)
 
@@ -173,7 +169,7 @@ def try_keys(folder, base, at, keys, defaults, expected, tokens):
     found = {}
     for key in sorted(keys - NOT_TRIED):
         value = another(key, defaults.get(key))
-        write(folder, base | ({at: base[at] | {key: value}} if at else {key: value}))
+        write_config(folder, base | ({at: base[at] | {key: value}} if at else {key: value}))
         found[key] = [value, effect_of(folder, expected, tokens)]
     return found
 
@@ -183,7 +179,7 @@ def try_class(name, config, scaling):
     tokens = torch.randint(0, 98, (2, 24), generator=torch.Generator().manual_seed(0))
     tokens[0, :4] = VALUES["pad_token_id"]
     with tempfile.TemporaryDirectory() as folder:
-        write(folder, base)
+        write_config(folder, base)
         torch.manual_seed(1)
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
         for p in model.parameters():
@@ -196,7 +192,7 @@ def try_class(name, config, scaling):
         found = dict(base=base, keys=try_keys(folder, base, None, keys, declared, expected, tokens))
         # versions differ in what another rope_theta means for OLMo-3
         scaled = base | dict(rope_theta=500000.0 if name.startswith("Olmo3") else 10000.0, rope_scaling=scaling)
-        write(folder, scaled)
+        write_config(folder, scaled)
         if effect_of(folder, expected, tokens) == "model":      # transformers 4 had scaling in some classes only
             expected, _, _ = record(folder, tokens)
             rope = rotation() | {"type"}
@@ -215,11 +211,9 @@ def dump(found):
     return "{\n" + rows({v: classes(d) for v, d in sorted(found.items())}, " ") + "}\n"
 
 
-def main():
-    path = sys.argv[1] if len(sys.argv) > 1 else "tests/golden/config_keys.json"
+def write(root):
+    path = f"{root}/config_keys.json"
     transformers.utils.logging.set_verbosity(transformers.utils.logging.CRITICAL)
-    transformers.utils.logging.disable_progress_bar()
-    torch.set_num_threads(1)
     found = {}
     if os.path.exists(path):
         with open(path, encoding="utf-8") as file:
@@ -227,7 +221,3 @@ def main():
     found[transformers.__version__] = {name: try_class(name, *how) for name, how in CLASSES.items()}
     with open(path, "w", encoding="utf-8") as file:
         file.write(dump(found))
-
-
-if __name__ == "__main__":
-    main()

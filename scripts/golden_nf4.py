@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
 """Reference results of NF4: bitsandbytes on a CPU, and its CUDA kernels repeated in numpy.
-
-    python3 scripts/golden_nf4.py [folder]        # default: tests/golden/nf4
 
 codes.safetensors: map (16); and for each tensor X of TENSORS
     X (rows, cols)                      float32
@@ -15,9 +12,8 @@ plain.safetensors: that tensor without double quantization, as a CPU makes it, w
 The codes are those of bitsandbytes' CUDA kernels: x (1/absmax) against the middles between values, rounded to F32. On a CPU
 bitsandbytes searches the nearest value. That differs at a middle that F32 cannot represent, and the lowest of the 256 values is
 -1 there; check_codes allows only for these two. bitsandbytes sums the absmaxes in F32 in an order that is not specified. So all
-absmaxes of a tensor here are multiples of a number so large that every sum is exact. Needs bitsandbytes and torch.
+absmaxes of a tensor here are multiples of a number so large that every sum is exact.
 """
-import argparse
 import os
 
 import bitsandbytes.functional as F
@@ -146,12 +142,9 @@ def tensors(code, rng):
     }
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", default="tests/golden/nf4")
-    folder = parser.parse_args().folder
+def write(root):
+    folder = f"{root}/nf4"
     os.makedirs(folder, exist_ok=True)
-    torch.set_num_threads(1)
     np.seterr(all="ignore")
     rng = np.random.default_rng(1)
     code = F.get_4bit_type("nf4", device="cpu")
@@ -170,7 +163,3 @@ def main():
     saved |= {f"{NAME}.{key}": t for key, t in state.as_dict(packed=True).items()}
     save_file(saved, os.path.join(folder, "saved.safetensors"))
     save_file(plain(w), os.path.join(folder, "plain.safetensors"))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,16 +1,13 @@
-#!/usr/bin/env python3
 """Reference of a run of ./train: 8 steps of a small OLMo-2, trained with torch and transformers.
 
-    python3 scripts/golden_train.py [folder]        # default: tests/golden/train, from the repository's root
-
-It writes the files of the run: a seeded model saved by save_pretrained in folder/start, folder/tokens.npy with folder/labels.npy,
-and folder/config.yaml, which names them; and folder/golden.safetensors with the results of float32 on a CPU:
+It writes the files of the run: a seeded model saved by save_pretrained in train/start, train/tokens.npy with train/labels.npy,
+and train/config.yaml, which names them; and train/golden.safetensors with the results of float32 on a CPU:
     loss, zloss (8)                 means per label in each step, zloss with its weight; NaN if not finite
     norm, clipped, rate, labels (8) gradient norm before it is clipped, whether it is, learning rate, labels of the batch
     trained.<tensor>                the weights at the end
 The order of the sequences is numpy's. The schedule and the groups of parameters follow OLMo's definitions. The steps are
 torch.optim.AdamW with clip_grad_norm_. One row of the embedding is so large that the step with this token overflows: its loss is
-not finite, and it makes no update. tests/test_train_parity.c compares. Needs torch, transformers and numpy.
+not finite, and it makes no update. tests/test_train_parity.c compares.
 """
 import math
 import os
@@ -20,8 +17,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, Olmo2Config
 
-from golden import parameter_groups
-from golden_folder import golden_folder
+from reference_golden import parameter_groups
 
 STEPS, BATCH, T, INSTANCES, SEED = 8, 8, 16, 50, 11         # so that two steps are of a second epoch
 LR, LR_FIRST, LR_LAST, WARMUP = 1e-2, 2e-3, 1e-3, 3
@@ -160,8 +156,8 @@ def distance(model, other, start):
     return max(off(q, p) / off(p, s) for p, q, s in zip(model.parameters(), other.parameters(), start.parameters()))
 
 
-def main():
-    folder = golden_folder(__doc__, "tests/golden/train")
+def write(root):
+    folder = f"{root}/train"
     steps = order_of_steps()
     tokens, labels = make_data(steps)
     start = make_model()
@@ -187,7 +183,3 @@ def main():
     for i, name in enumerate(("loss", "zloss", "norm", "rate", "labels", "clipped")):
         golden[name] = torch.tensor([row[i] for row in rows], dtype=torch.float32)
     save_file({n: t.contiguous() for n, t in golden.items()}, os.path.join(folder, "golden.safetensors"))
-
-
-if __name__ == "__main__":
-    main()

@@ -6,25 +6,16 @@
 #include "kernels/kernels.h"
 #include "model/plan/plan.h"
 #include "model/shape/architecture.h"
+#include "tests/llama_tensors.h"
 #include "tests/models.h"
 
 enum { ITEMS = 5, RANK = 6, LAYER = 1 }; /* LAYER: the unit with items */
 
-// clang-format off
 static const TensorNames expert_tensors[] = {
     { "experts", { "experts.%d.gate_proj.weight", "experts.%d.up_proj.weight" } },
-    { "embed",   { "model.embed_tokens.weight" } },
-    { "attn_norm",   { "input_layernorm.weight" } },
-    { "qkv",     { "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight" } },
-    { "out",     { "self_attn.o_proj.weight" } },
-    { "mlp_norm",   { "post_attention_layernorm.weight" } },
-    { "gate_up", { "mlp.gate_proj.weight", "mlp.up_proj.weight" } },
-    { "down",    { "mlp.down_proj.weight" } },
-    { "norm",    { "model.norm.weight" } },
-    { "head",    { "lm_head.weight" } },
-    { NULL }
+    LLAMA_TENSORS,
+    { NULL },
 };
-// clang-format on
 static const Architecture with_experts = {
     "ExpertsForCausalLM",
     "experts",

@@ -192,3 +192,29 @@ static inline void check_bias(Tensor y, Tensor x, Tensor w, Tensor dy, double *r
     check_close("matmul_db", db, ref, bound);
     EMPTY_IS_ZEROS(db, matmul_db(db, dy));
 }
+
+/* ---- inputs ---------------------------------------------------------------------------------- */
+
+/* BF16, groups of 16 of different sizes, so that a wrong scale shows. */
+static inline Tensor make_uneven(int rows, int cols, uint64_t seed, float low, float high)
+{
+    Tensor t = make((Format){ BF16, 0 }, rows, cols);
+    float *x = keep(tensor_numel(t) * sizeof *x);
+    for (size_t i = 0; i < tensor_numel(t); i++)
+        x[i] = ldexpf(uniform(seed, i, low, high), (int)(random_bits(seed + 100, i / 16) % 5) - 2);
+    put(t, x);
+    return t;
+}
+
+/* FP8 with a scale of size / 256 in E4M3. Products have up to 6 binary digits, so that tensor cores
+ * add them exactly, in any order. */
+static inline Tensor make_round(Format f, int rows, int cols, uint64_t seed, float size)
+{
+    Tensor t = make((Format){ BF16, 0 }, rows, cols), codes = make_operand(f, rows, cols);
+    float *x = keep(tensor_numel(t) * sizeof *x);
+    for (size_t i = 0; i < tensor_numel(t); i++)
+        x[i] = size * ((float)(random_bits(seed, i) % 15) - 7) / 4;
+    put(t, x);
+    quantize(codes, t);
+    return codes;
+}

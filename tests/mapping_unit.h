@@ -5,22 +5,13 @@
 #include "model/shape/architecture.h"
 #include "model/plan/plan.h"
 #include "kernels/kernels.h"
+#include "tests/llama_tensors.h"
 
-// clang-format off
 static const TensorNames mapped_tensors[] = {
     { "mapping", { "model.mapping.weight" } },
-    { "embed",   { "model.embed_tokens.weight" } },
-    { "attn_norm",   { "input_layernorm.weight" } },
-    { "qkv",     { "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight" } },
-    { "out",     { "self_attn.o_proj.weight" } },
-    { "mlp_norm",   { "post_attention_layernorm.weight" } },
-    { "gate_up", { "mlp.gate_proj.weight", "mlp.up_proj.weight" } },
-    { "down",    { "mlp.down_proj.weight" } },
-    { "norm",    { "model.norm.weight" } },
-    { "head",    { "lm_head.weight" } },
-    { NULL }
+    LLAMA_TENSORS,
+    { NULL },
 };
-// clang-format on
 static const Architecture mapped = {
     "MappedForCausalLM",
     "mapped",

@@ -446,12 +446,10 @@ TEST(test_files)
                                            "seed: 1\nrun_name: \xff\n", "a: 1\n\xed\xa0\x80" };
     for (int i = 0; i < 3; i++) {
         try_write(try_path, no_utf8[i]);
-        assert_false(try_printed(message, sizeof message, 2, 1, NULL, NULL));
-        try_names(message, "x.yaml:2 UTF-8");
+        try_refused(NULL, NULL, "x.yaml:2 UTF-8");
     }
     unlink(try_path);
-    assert_false(try_printed(message, sizeof message, 2, 1, NULL, NULL));
-    try_names(message, "x.yaml");
+    try_refused(NULL, NULL, "x.yaml");
     assert_int_equal(mkdir(try_path, 0777), 0);
     assert_false(try_printed(message, sizeof message, 2, 1, NULL, NULL));
     rmdir(try_path);
@@ -475,26 +473,23 @@ TEST(test_hf_refused)
           "SmolLM3ForCausalLM" },
         { "{\"architectures\"\n: }", "config.json:2" },
     };
-    char from[128], message[8192];
+    char from[128];
     snprintf(from, sizeof from, "--load_path=%s", try_folder);
     for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
         try_write_hf(list[i].json);
-        assert_false(try_printed(message, sizeof message, 2, 1, from, NULL));
-        try_names(message, list[i].names);
+        try_refused(from, NULL, list[i].names);
     }
-    assert_false(try_printed(message, sizeof message, 2, 1, "--load_path=/nowhere", NULL));
-    try_names(message, "load_path /nowhere");
+    try_refused("--load_path=/nowhere", NULL, "load_path /nowhere");
 }
 
 /* The folder that a run started from is needed only if there is no checkpoint to continue from. */
 TEST(test_hf_gone)
 {
-    char place[128], name[128], message[8192];
+    char place[128], name[128];
     snprintf(place, sizeof place, "--save_folder=%s/run", try_folder);
     try_write_hf("{" TRY_LLAMA "}");
     try_write(try_path, "data: {paths: a.npy}\ntry_load_latest_save: true\n");
-    assert_false(try_printed(message, sizeof message, 2, 1, "--load_path=/nowhere", place));
-    try_names(message, "load_path /nowhere");
+    try_refused("--load_path=/nowhere", place, "load_path /nowhere");
 
     static const char *const made[] = { "run", "run/step3" };
     for (int i = 0; i < 2; i++) {

@@ -281,13 +281,10 @@ TEST(test_changed)
     assert_true(c->model.rope_scaling.type == ROPE_YARN && c->model.rope_scaling.beta_fast == 32);
     config_free(c);
 
-    char message[8192];
-    assert_true(
-        try_printed(message, sizeof message, 2, 1, from, "--model.layer_types=[full_attention]"));
-    try_names(message, "model.sliding_window model.layer_types sliding_attention");
-    assert_true(try_printed(message, sizeof message, 2, 1, from,
-                            "--model.rope_scaling={rope_type: default, factor: 8}"));
-    try_names(message, "model.rope_scaling.factor rope_type default");
+    try_accepted(from, "--model.layer_types=[full_attention]",
+                 "model.sliding_window model.layer_types sliding_attention");
+    try_accepted(from, "--model.rope_scaling={rope_type: default, factor: 8}",
+                 "model.rope_scaling.factor rope_type default");
 }
 
 #define LLAMA SIZES("LlamaForCausalLM", 2)

@@ -157,16 +157,11 @@ TEST(test_base)
     assert_true(c->recipe.frozen.dtype == F32 && c->model.lora.base == BASE_AS_FROZEN &&
                 c->model.lora.rank == 0);
     config_free(c);
-    char message[4096];
-    assert_true(
-        try_printed(message, sizeof message, 2, 1, load_base, "--lora={base: nf4, base_path: x}"));
-    try_names(message, "lora.base lora.rank lora.base_path");
-    assert_true(try_printed(message, sizeof message, 2, 1, load_base,
-                            "--lora={use_rslora: true, target_modules: [q_proj]}"));
-    try_names(message, "lora.use_rslora lora.rank lora.target_modules");
-    assert_true(try_printed(message, sizeof message, 2, 1, load_base,
-                            "--lora={use_rslora: false, target_modules: all-linear}"));
-    assert_string_equal(message, "");
+    try_accepted(load_base, "--lora={base: nf4, base_path: x}",
+                 "lora.base lora.rank lora.base_path");
+    try_accepted(load_base, "--lora={use_rslora: true, target_modules: [q_proj]}",
+                 "lora.use_rslora lora.rank lora.target_modules");
+    try_accepted(load_base, "--lora={use_rslora: false, target_modules: all-linear}", "");
 }
 
 /* For a folder saved in 4 bits by bitsandbytes, adapters need no such setting. */
@@ -227,11 +222,8 @@ TEST(test_refused)
         { "--lora={rank: 2, base_path: /elsewhere}",
           "load_path --load_path=/elsewhere lora rank 2 base_path" },
     };
-    char message[4096];
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
-        if (try_printed(message, sizeof message, 2, 1, load_base, list[i].argument))
-            fail_msg("%s was accepted", list[i].argument);
-        try_names(message, list[i].names);
+        try_refused(load_base, list[i].argument, list[i].names);
     }
     config_free(load(load_base, "--lora={rank: 2, lora_dropout: 0, use_dora: false, bias: none}",
                      "--lora.modules_to_save=null", NULL));
@@ -248,26 +240,20 @@ TEST(test_together)
     strcpy(saved, try_path);
     snprintf(try_path, sizeof try_path, "%s/both.yaml", try_folder);
     try_write(try_path, both);
-    assert_false(try_printed(message, sizeof message, 2, 1, NULL, NULL));
-    try_names(message, "lora.rank 2 --trainable=[]");
+    try_refused(NULL, NULL, "lora.rank 2 --trainable=[]");
     snprintf(both, sizeof both,
              "{load_path: %s, recipe: f32, format: {frozen: f32}, lora: {rank: 2, base: bf16}, "
              "data: {paths: a.npy}}",
              base);
     try_write(try_path, both);
-    assert_false(try_printed(message, sizeof message, 2, 1, NULL, NULL));
-    try_names(message, "lora.base bf16 format.frozen f32");
+    try_refused(NULL, NULL, "lora.base bf16 format.frozen f32");
     try_write(try_path, try_complete);
-    assert_true(try_printed(message, sizeof message, 2, 1, "--lora.rank=2", NULL));
-    try_names(message, "load_path");
-    assert_false(
-        try_printed(message, sizeof message, 2, 1, "--lora.rank=2", "--fp8.down_scales=channel"));
-    try_names(message, "fp8.down_scales channel lora.rank 2 --fp8.down_scales=tensor");
-    assert_true(try_printed(message, sizeof message, 2, 1, "--lora.rank=2", "--dry_run"));
-    assert_string_equal(message, "");
-    assert_true(try_printed(message, sizeof message, 2, 1, "--lora.rank=2",
-                            "--optimizer.learning_rate=2e-5"));
-    try_names(message, "2e-05 optimizer.learning_rate 2e-5");
+    try_accepted("--lora.rank=2", NULL, "load_path");
+    try_refused("--lora.rank=2", "--fp8.down_scales=channel",
+                "fp8.down_scales channel lora.rank 2 --fp8.down_scales=tensor");
+    try_accepted("--lora.rank=2", "--dry_run", "");
+    try_accepted("--lora.rank=2", "--optimizer.learning_rate=2e-5",
+                 "2e-05 optimizer.learning_rate 2e-5");
     try_write_changed(NULL, "parallelism: {tensor: 2}");
     assert_false(
         try_printed(message, sizeof message, 2, 2, "--lora={rank: 2, base: nf4}", "--recipe=bf16"));
@@ -304,17 +290,15 @@ TEST(test_peft_folders)
         try_contains(c->changes, "lora.rank=");
         config_free(c);
     }
-    char message[4096];
     write_file(adapter, "adapter_config.json",
                PEFT(", \"r\": 4, \"lora_alpha\": 8, \"lora_dropout\": 0.1" TARGETS BESIDE));
-    assert_true(try_printed(message, sizeof message, 2, 1, load_adapter, NULL));
-    try_names(message, "lora_dropout 0.1");
+    try_accepted(load_adapter, NULL, "lora_dropout 0.1");
 }
 
 /* The base is elsewhere; if its name is on the hub, or missing, its path must be given. */
 TEST(test_where_the_base_is)
 {
-    char message[4096], other[160], missing[160];
+    char other[160], missing[160];
     snprintf(other, sizeof other, "--lora.base_path=%s", base);
     write_file(adapter, "adapter_config.json",
                PEFT(NUMBERS TARGETS ", \"base_model_name_or_path\": \"meta-llama/Llama-2-7b-hf\""));
@@ -324,23 +308,19 @@ TEST(test_where_the_base_is)
     assert_string_equal(c->model.lora.base_path, base);
     assert_int_equal(c->model.lora.base, BASE_NF4);
     config_free(c);
-    assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, NULL));
-    try_names(message,
-              "meta-llama/Llama-2-7b-hf --local-dir Llama-2-7b-hf --lora.base_path=Llama-2-7b-hf");
+    try_refused(
+        load_adapter, NULL,
+        "meta-llama/Llama-2-7b-hf --local-dir Llama-2-7b-hf --lora.base_path=Llama-2-7b-hf");
     snprintf(missing, sizeof missing, "--lora.base_path=%s", adapter);
-    assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, missing));
-    try_names(message, "lora.base_path");
-    assert_false(
-        try_printed(message, sizeof message, 2, 1, load_adapter, "--lora.base_path=tests"));
-    try_names(message, "--lora.base_path=tests lora.base_path config.json");
+    try_refused(load_adapter, missing, "lora.base_path");
+    try_refused(load_adapter, "--lora.base_path=tests",
+                "--lora.base_path=tests lora.base_path config.json");
     write_file(adapter, "adapter_config.json",
                PEFT(NUMBERS TARGETS ", \"base_model_name_or_path\": null"));
-    assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, NULL));
-    try_names(message, "base_model_name_or_path --lora.base_path=");
+    try_refused(load_adapter, NULL, "base_model_name_or_path --lora.base_path=");
     write_file(adapter, "adapter_config.json",
                PEFT(NUMBERS TARGETS ", \"base_model_name_or_path\": \"/no/such\""));
-    assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, NULL));
-    try_names(message, "base_model_name_or_path /no/such --lora.base_path=FOLDER");
+    try_refused(load_adapter, NULL, "base_model_name_or_path /no/such --lora.base_path=FOLDER");
 }
 
 #define ALSO(key, value) "{\"peft_type\": \"LORA\", \"" key "\": " value NUMBERS TARGETS BESIDE "}"
@@ -407,7 +387,7 @@ TEST(test_peft_refused)
  * complete. */
 TEST(test_contradicted)
 {
-    char message[4096], command[256];
+    char command[256];
     write_file(adapter, "adapter_config.json", PEFT(NUMBERS TARGETS BESIDE));
     static const char *const others[] = { "rank=8", "alpha=4", "use_rslora=true",
                                           "target_modules=[q_proj]" };
@@ -416,18 +396,15 @@ TEST(test_contradicted)
         snprintf(argument, sizeof argument, "--lora.%s", others[i]);
         snprintf(names, sizeof names, "%s lora.%.*s %s", argument, (int)strcspn(others[i], "="),
                  others[i], adapter);
-        assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, argument));
-        try_names(message, names);
+        try_refused(load_adapter, argument, names);
     }
     snprintf(command, sizeof command, "cd %s && mv adapter_model.safetensors adapter_model.bin",
              adapter);
     assert_int_equal(system(command), 0);
-    assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, NULL));
-    try_names(message, "PyTorch");
+    try_refused(load_adapter, NULL, "PyTorch");
     snprintf(command, sizeof command, "cd %s && rm adapter_model.bin", adapter);
     assert_int_equal(system(command), 0);
-    assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, NULL));
-    try_names(message, "adapter_config.json adapter_model.safetensors");
+    try_refused(load_adapter, NULL, "adapter_config.json adapter_model.safetensors");
     write_file(adapter, "adapter_model.safetensors", "");
 }
 
@@ -489,19 +466,17 @@ TEST(test_ours)
         config_free(c);
     }
     json_decref(json);
-    char message[4096], load_run[192], beside_run[192];
+    char load_run[192], beside_run[192];
     snprintf(load_run, sizeof load_run, "--load_path=%s/run", try_folder);
     snprintf(beside_run, sizeof beside_run, "--lora.base_path=%s/run", try_folder);
-    assert_false(try_printed(message, sizeof message, 2, 1, load_run, NULL));
-    try_names(message, "/run save_folder --load_path=");
-    assert_false(try_printed(message, sizeof message, 2, 1, load_adapter, beside_run));
-    try_names(message, "/run save_folder --lora.base_path=");
+    try_refused(load_run, NULL, "/run save_folder --load_path=");
+    try_refused(load_adapter, beside_run, "/run save_folder --lora.base_path=");
 }
 
 /* A run of the whole model cannot be continued with adapters. */
 TEST(test_other_run)
 {
-    char command[512], message[4096], saved[sizeof try_path];
+    char command[512], saved[sizeof try_path];
     snprintf(command, sizeof command, "cd %s && rm adapter_config.json", step);
     assert_int_equal(system(command), 0);
     write_file(step, "config.json", BASE);
@@ -511,8 +486,7 @@ TEST(test_other_run)
              "{load_path: %s, try_load_latest_save: true, lora: {rank: 2}, data: {paths: a.npy}}",
              base);
     try_write(try_path, command);
-    assert_false(try_printed(message, sizeof message, 2, 1, saves, NULL));
-    try_names(message, "save_folder");
+    try_refused(saves, NULL, "save_folder");
     strcpy(try_path, saved);
 }
 

@@ -197,7 +197,7 @@ TEST(test_recipes)
 
 /* ---- transformers ---------------------------------------------------------------------------- */
 
-/* A list of the folder's continuation.json, which scripts/golden_generate.py recorded. */
+/* A list of the folder's continuation.json, which scripts/reference_golden.py recorded. */
 static int read_list(int *x, int most, const json_t *o, const char *name)
 {
     const json_t *list = json_object_get(o, name);

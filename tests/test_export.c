@@ -10,21 +10,9 @@
 #include "model/config/export_options.h"
 #include "model/run/export_run.h"
 #include "tests/test.h"
-#include "tests/exported.h"
-#include "tests/saved.h"
+#include "tests/coded.h"
 
 /* ---- rounding -------------------------------------------------------------------------------- */
-
-/* The value of a finite code, by its definition. */
-static double value_of(unsigned code, int exponent_bits, int mantissa_bits)
-{
-    const int bias = (1 << (exponent_bits - 1)) - 1,
-              e = (int)(code >> mantissa_bits) & ((1 << exponent_bits) - 1);
-    const double m = code & ((1u << mantissa_bits) - 1);
-    const double x =
-        e ? ldexp(1 + ldexp(m, -mantissa_bits), e - bias) : ldexp(m, 1 - bias - mantissa_bits);
-    return code >> (exponent_bits + mantissa_bits) & 1 ? -x : x;
-}
 
 static unsigned encode(const char *dtype, double x, bool fits)
 {
@@ -85,23 +73,13 @@ static void *bytes_of(const SafeFile *f, const SafeTensor *t)
     return bytes;
 }
 
-/* The number with mantissa_bits nearest to x, ties to even, independent of the code under test and
- * its bit operations. */
-static double nearest(float x, int mantissa_bits, int least)
-{
-    int e;
-    frexp((double)x, &e);
-    const double unit = ldexp(1, (e - 1 < least ? least : e - 1) - mantissa_bits);
-    return nearbyint((double)x / unit) * unit;
-}
-
 static void check_rounded(const float *master, const void *raw, const char *dtype, size_t n)
 {
     const bool half = strcmp(dtype, "F16") == 0;
     for (size_t i = 0; i < n; i++) {
         const uint16_t code = ((const uint16_t *)raw)[i];
         const double found = value_of(code, half ? 5 : 8, half ? 10 : 7);
-        assert_true(found == nearest(master[i], half ? 10 : 7, half ? -14 : -126) &&
+        assert_true(found == nearest((double)master[i], half ? 10 : 7, half ? -14 : -126) &&
                     !signbit(found) == !signbit(master[i]));
     }
 }

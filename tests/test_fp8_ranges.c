@@ -160,7 +160,7 @@ static const Shape shapes[] = { { 16, 16, 48 }, { 96, 64, 176 }, { 160, 128, 384
 enum { SHAPES = sizeof shapes / sizeof shapes[0], LARGE = 4 };
 
 /* Elements of very different sizes. */
-static Tensor make_uneven(int rows, int cols, uint64_t seed, float size)
+static Tensor make_spread(int rows, int cols, uint64_t seed, float size)
 {
     Tensor t = make(H, rows, cols);
     float *x = keep(tensor_numel(t) * sizeof *x);
@@ -170,28 +170,15 @@ static Tensor make_uneven(int rows, int cols, uint64_t seed, float size)
     return t;
 }
 
-/* FP8 with a scale of size / 256 in E4M3. Products have up to 6 binary digits, so that tensor cores
- * add them exactly, in any order. */
-static Tensor make_round(Format f, int rows, int cols, uint64_t seed, float size)
-{
-    Tensor t = make(H, rows, cols), codes = make_operand(f, rows, cols);
-    float *x = keep(tensor_numel(t) * sizeof *x);
-    for (size_t i = 0; i < tensor_numel(t); i++)
-        x[i] = size * ((float)(random_bits(seed, i) % 15) - 7) / 4;
-    put(t, x);
-    quantize(codes, t);
-    return codes;
-}
-
 static void make_inputs(const Shape *s, float size)
 {
     const int N = s->N, C = 4 * s->width, T = N / 2;
-    in.stream = make_uneven(N, C, 1, size);
+    in.stream = make_spread(N, C, 1, size);
     in.saved = make(E16, N, C);
-    in.wide = make_uneven(N, 2 * s->F, 2, size);
+    in.wide = make_spread(N, 2 * s->F, 2, size);
     in.gate_up = make(E16, N, 2 * s->F);
-    in.dact = make_uneven(N, s->F, 3, size);
-    in.dy = make_uneven(N, C, 4, size);
+    in.dact = make_spread(N, s->F, 3, size);
+    in.dy = make_spread(N, C, 4, size);
     in.w = make_filled(H, 1, C, 5, 0.5f, 1.5f);
     in.stats = make_f32(N, 2);
     in.stats0 = make_f32(N, 2);
@@ -407,7 +394,7 @@ TEST(test_not_finite)
 /* More tiles than blocks in the re-encoding launch; the last tiles are partial. */
 TEST(test_large)
 {
-    Tensor x = make_uneven(1040, 4112, 1, 8);
+    Tensor x = make_spread(1040, 4112, 1, 8);
     in.stream = x;
     for (int transposed = 0; transposed < 2; transposed++) {
         Tensor y = transposed ? make_operand(E4, x.rows, x.cols) : make(E4, x.rows, x.cols);
@@ -522,7 +509,7 @@ TEST(test_many)
 {
     enum { PLACES = 1024 };
     make_inputs(&shapes[0], 8);
-    in.dact = make_uneven(in.dact.rows, in.dact.cols, 3, 0x1p-10f);
+    in.dact = make_spread(in.dact.rows, in.dact.cols, 3, 0x1p-10f);
     Tensor y = make(E4, in.stream.rows, in.stream.cols),
            small = make(E5, in.dact.rows, 2 * in.dact.cols);
     y.scale_amax = guarded(sizeof(float));

@@ -6,6 +6,7 @@
  * relative error of v = 2^-8. */
 #include "tests/test.h"
 #include "tests/fp8.h"
+#include "tests/rotate.h"
 
 static const Format F = { F32, 0 }, H = { BF16, 0 }, E5 = { E5M2, 0 }, E16 = { E4M3, 16 };
 
@@ -43,39 +44,6 @@ static double *doubles(size_t n)
 static double passing_error(const RopeCase *k)
 {
     return !on_cpu() && (k->clip > 0 || k->norm) ? 0x1p-8 : 0;
-}
-
-static double clamp(double x, double limit)
-{
-    return limit > 0 ? fmin(fmax(x, -limit), limit) : x;
-}
-
-/* BF16, groups of 16 of different sizes, so that a wrong scale shows. */
-static Tensor make_uneven(int rows, int cols, uint64_t seed, float size)
-{
-    Tensor t = make(H, rows, cols);
-    float *x = keep(tensor_numel(t) * sizeof *x);
-    for (size_t i = 0; i < tensor_numel(t); i++)
-        x[i] =
-            ldexpf(uniform(seed, i, -size, size), (int)(random_bits(seed + 100, i / 16) % 5) - 2);
-    put(t, x);
-    return t;
-}
-
-/* Rotates heads by sign * angle; b: error bounds of the values, before and after. Two products and
- * a sum round. */
-static void turn(double *x, double *b, int heads, int D, const float *angles, double sign)
-{
-    for (int h = 0; h < heads; h++)
-        for (int i = 0; i < D / 2; i++) {
-            const int p = h * D + i, q = p + D / 2;
-            const double c = angles[2 * i], s = sign * angles[2 * i + 1], xp = x[p], xq = x[q],
-                         bp = b[p], bq = b[q];
-            x[p] = xp * c - xq * s;
-            x[q] = xp * s + xq * c;
-            b[p] = fabs(c) * bp + fabs(s) * bq + 3 * U24 * (fabs(xp * c) + fabs(xq * s));
-            b[q] = fabs(s) * bp + fabs(c) * bq + 3 * U24 * (fabs(xp * s) + fabs(xq * c));
-        }
 }
 
 /* rstd of u, whose elements have a relative error of v, and so has their root mean square; the sum
@@ -144,8 +112,8 @@ static void forward_reference(double *y, double *b, double *stats, double *bs, c
         for (int i = 0; s.kw && i < s.k_norms; i++)
             norm_part(y + Q + i * k_width, b + Q + i * k_width, stats++, bs++, k_width, s.kw,
                       a.norm.eps, s.v);
-        turn(y, b, a.H, a.D, angles, 1);
-        turn(y + Q, b + Q, a.K, a.D, angles, 1);
+        rotate(y, b, a.H, a.D, angles, 1);
+        rotate(y + Q, b + Q, a.K, a.D, angles, 1);
     }
 }
 
@@ -202,8 +170,8 @@ static void backward_reference(double *g, double *b, double *dw, double *bw, con
               KW = K / s.k_norms;
     for (int n = 0; n < N; n++, x += width, g += width, b += width) {
         const float *angles = s.angles + (size_t)(n % a.T) * (size_t)a.D;
-        turn(g, b, a.H, a.D, angles, -1);
-        turn(g + Q, b + Q, a.K, a.D, angles, -1);
+        rotate(g, b, a.H, a.D, angles, -1);
+        rotate(g + Q, b + Q, a.K, a.D, angles, -1);
         for (int i = 0, at = 0; s.qw && i < s.q_norms; i++, at += QW)
             norm_part_backward(g + at, b + at, dw, bw, x + at, s.qw, QW, N * s.q_norms, a.clip,
                                *stats++, s.v);
@@ -232,7 +200,7 @@ static void backward_case(const RopeCase *k, Tensor x, Tensor qw, Tensor kw, Set
     const int N = x.rows, QW = s.a.H * s.a.D / s.q_norms, KW = s.a.K * s.a.D / s.k_norms,
               norms = s.q_norms + s.k_norms;
     const size_t n = tensor_numel(x), widths = (size_t)(QW + KW);
-    Tensor dy = make_uneven(N, x.cols, 4, 1), dx = make_operand(E5, N, x.cols),
+    Tensor dy = make_uneven(N, x.cols, 4, -1, 1), dx = make_operand(E5, N, x.cols),
            stats = make_f32(N, norms);
     Tensor dqw = k->norm ? make_filled(F, 1, QW, 5, -1, 1) : NONE;
     Tensor dkw = k->norm ? make_filled(F, 1, KW, 6, -1, 1) : NONE;
@@ -304,7 +272,7 @@ static void rope_case(int N, const RopeCase *k)
                           .rope = table.data };
     const Setting s = setting_of(k, a, angles, qw, kw);
     put(table, angles);
-    quantize(x, make_uneven(N, Q + 2 * K, 1, 2));
+    quantize(x, make_uneven(N, Q + 2 * K, 1, -2, 2));
     forward_case(k, x, qw, kw, s);
     backward_case(k, x, qw, kw, s);
     release();

@@ -8,6 +8,7 @@
 #include "tests/test.h"
 #include "tests/golden.h"
 #include "tests/loss.h"
+#include "tests/norm.h"
 
 #define MAX2(a, b) ((a) > (b) ? (a) : (b))
 
@@ -65,50 +66,6 @@ static const NormCase norm_cases[] = {
 };
 // clang-format on
 
-/* Mean and rstd of a row, and error bounds of an F32 implementation: the mean C u mean|x|; the
- * variance, a sum of squares of differences with errors u (|x|+|m|), relatively (C + 8) u; rstd
- * half of that and 4 u. */
-typedef struct {
-    double mean, rstd, mean_error, rstd_error, mean_abs;
-} Stats;
-
-static Stats row_stats(const double *x, int C, NormKind kind, double eps)
-{
-    Stats s = { 0 };
-    double variance = 0, size = 0;
-    for (int c = 0; c < C; c++) {
-        s.mean += kind == LAYER_NORM ? x[c] / C : 0;
-        s.mean_abs += fabs(x[c]) / C;
-    }
-    for (int c = 0; c < C; c++) {
-        variance += (x[c] - s.mean) * (x[c] - s.mean) / C;
-        size += fabs(x[c] - s.mean) * (fabs(x[c]) + fabs(s.mean)) / C;
-    }
-    s.rstd = 1 / sqrt(variance + eps);
-    s.mean_error = kind == LAYER_NORM ? (C + 2) * U24 * s.mean_abs : 0;
-    s.rstd_error = s.rstd * ((C + 8) * U24 / 2 + 6 * U24) + pow(s.rstd, 3) * size * 2 * U24;
-    return s;
-}
-
-static void norm_forward_reference(double *y, double *bound, double *stats, double *stats_bound,
-                                   const double *x, const double *w, const double *add, int N,
-                                   int C, Norm norm)
-{
-    for (int n = 0; n < N; n++) {
-        Stats s = row_stats(x + n * C, C, norm.kind, norm.eps);
-        stats[2 * n] = s.mean, stats[2 * n + 1] = s.rstd;
-        stats_bound[2 * n] = s.mean_error, stats_bound[2 * n + 1] = s.rstd_error;
-        for (int c = 0; c < C; c++) {
-            double d = x[n * C + c] - s.mean, wc = w ? w[c] : 1, r = add ? add[n * C + c] : 0,
-                   h = d * s.rstd * wc;
-            y[n * C + c] = h + r;
-            bound[n * C + c] = fabs(d * wc) * s.rstd_error +
-                               fabs(wc) * s.rstd * (s.mean_error + U24 * fabs(d)) +
-                               5 * U24 * (fabs(h) + fabs(r));
-        }
-    }
-}
-
 static void norm_forward_case(const FormatRow *f, const Shape *s, const NormCase *k,
                               bool saved_apart)
 {
@@ -126,36 +83,10 @@ static void norm_forward_case(const FormatRow *f, const Shape *s, const NormCase
 
     double *ref = doubles(n), *bound = doubles(n), *ref_stats = doubles(2 * (size_t)N),
            *bs = doubles(2 * (size_t)N);
-    norm_forward_reference(ref, bound, ref_stats, bs, values(stream), values(w), values(residual),
-                           N, C, norm);
+    norm_reference(ref, bound, ref_stats, bs, values(stream), values(w), values(residual), N, C,
+                   norm);
     check(saved_apart ? "norm_forward_apart" : "norm_forward", f, s, k->text, y, ref, bound);
     check(saved_apart ? "norm_stats_apart" : "norm_stats", f, s, k->text, stats, ref_stats, bs);
-}
-
-/* With h = (x-m) r from the given stats, in F32: |error of h| <= 3 u |h| + u r (|x|+|m|) =: e. A
- * mean of C terms has an error of (C + 8) u of its absolute mean, plus e of its factors. */
-static void norm_backward_row(double *dx, double *bx, double *dw, double *bw, const double *dy,
-                              const double *x, const double *stats, const double *w,
-                              const double *old, int C, NormKind kind)
-{
-    double mean = stats[0], r = stats[1], mg = 0, mgh = 0, ag = 0, agh = 0, age = 0;
-    for (int c = 0; c < C; c++) {
-        double g = dy[c] * (w ? w[c] : 1), h = (x[c] - mean) * r;
-        double e = 3 * U24 * fabs(h) + U24 * r * (fabs(x[c]) + fabs(mean));
-        mg += g / C, mgh += g * h / C, ag += fabs(g) / C, agh += fabs(g * h) / C,
-            age += fabs(g) * e / C;
-        dw[c] += dy[c] * h;
-        bw[c] += fabs(dy[c]) * e + fabs(dy[c] * h) * U24;
-    }
-    for (int c = 0; c < C; c++) {
-        double g = dy[c] * (w ? w[c] : 1), h = (x[c] - mean) * r;
-        double e = 3 * U24 * fabs(h) + U24 * r * (fabs(x[c]) + fabs(mean)),
-               m = kind == LAYER_NORM ? mg : 0;
-        dx[c] = r * (g - m - h * mgh) + (old ? old[c] : 0);
-        bx[c] = r * (6 * U24 * (fabs(g) + fabs(h * mgh)) + (m != 0 ? (C + 8) * U24 * ag : 0) +
-                     fabs(h) * ((C + 8) * U24 * agh + age) + e * agh) +
-                2 * U24 * (old ? fabs(old[c]) : 0);
-    }
 }
 
 static void norm_backward_case(const FormatRow *f, const Shape *s, const NormCase *k, bool in_place)
@@ -174,25 +105,20 @@ static void norm_backward_case(const FormatRow *f, const Shape *s, const NormCas
     double *ref = doubles(n), *bound = doubles(n), *dw_ref = doubles((size_t)C),
            *dw_bound = doubles((size_t)C);
     for (int i = 0; i < N; i++) {
-        Stats t = row_stats(X + i * C, C, norm.kind, norm.eps);
+        Stats t = row_stats(X + i * C, C, norm);
         given[2 * i] = (float)t.mean, given[2 * i + 1] = (float)t.rstd;
     }
     put(stats, given);
     TWICE(norm_backward(dx, NULL, dw, dy, x, stats.data, w, norm, accumulate), dx, dw);
 
     for (int c = 0; old_dw && c < C; c++)
-        dw_ref[c] = old_dw[c];
-    double *terms = doubles((size_t)C);
+        dw_ref[c] = old_dw[c], dw_bound[c] = (N + 4) * U24 * fabs(old_dw[c]);
     for (int i = 0; i < N; i++) {
-        double row[2] = { given[2 * i], given[2 * i + 1] };
-        norm_backward_row(ref + i * C, bound + i * C, dw_ref, dw_bound, DY + i * C, X + i * C, row,
-                          W, accumulate ? old_dx + i * C : NULL, C, norm.kind);
-        for (int c = 0; c < C; c++)
-            terms[c] += fabs(DY[i * C + c] * (X[i * C + c] - row[0]) * row[1]);
+        norm_backward_row(ref + i * C, bound + i * C, dw_ref, dw_bound, DY + i * C, X + i * C,
+                          (double[]){ given[2 * i], given[2 * i + 1] }, W,
+                          accumulate ? old_dx + i * C : NULL, N, C, norm.kind);
     }
     check(in_place ? "norm_backward_in_place" : "norm_backward", f, s, k->text, dx, ref, bound);
-    for (int c = 0; old_dw && c < C; c++)
-        dw_bound[c] += (N + 4) * U24 * (terms[c] + fabs(old_dw[c]));
     if (dw.data)
         check(in_place ? "norm_dw_in_place" : "norm_dw", f, s, k->text, dw, dw_ref, dw_bound);
     if (!in_place)

@@ -305,7 +305,7 @@ static double loss_from(const char *folder)
 }
 
 /* Codes of the language model only, as config.json says; the folder computes what its export to F32
- * does. Reading by transformers: scripts/round_trip_llava_quantized.py. */
+ * does. Reading by transformers: scripts/reference.py formats. */
 TEST(test_coded)
 {
     static const struct {

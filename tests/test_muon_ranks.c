@@ -1,5 +1,5 @@
-/* Muon against torch.optim.Muon (tests/golden/muon, scripts/golden_muon.py), on 1, 2 and 4 ranks;
- * the same bits on any number of ranks; the error of a momentum in each format; memory. */
+/* Muon against torch.optim.Muon (tests/golden/muon, scripts/reference_golden.py), on 1, 2 and 4
+ * ranks; the same bits on any number of ranks; the error of a momentum in each format; memory. */
 #include "model/store/param_store_sizes.h"
 #include "tests/test.h"
 #include "tests/kit.h"
@@ -16,7 +16,7 @@ enum { STEPS = 8 };
 
 static const char *const names[] = { "q", "k", "v", "o", "gate", "up", "down" };
 
-/* A number in [-1/2, 1/2), a multiple of 2^-24, as in golden_muon.py. */
+/* A number in [-1/2, 1/2), a multiple of 2^-24, as in reference_golden.py. */
 static float hashed(uint32_t seed, uint32_t i)
 {
     uint32_t x = i + seed * 0x9e3779b9u;

@@ -468,24 +468,14 @@ TEST(test_again)
     release();
 }
 
-/* Operands whose products have few digits, so that sums are exact in any order. */
-static Tensor make_round(Format f, int rows, int cols, uint64_t seed)
-{
-    const Tensor t = make(H, rows, cols), codes = make_operand(f, rows, cols);
-    float *x = keep(tensor_numel(t) * sizeof *x);
-    for (size_t i = 0; i < tensor_numel(t); i++)
-        x[i] = ((float)(random_bits(seed, i) % 15) - 7) / 64;
-    put(t, x);
-    quantize(codes, t);
-    return codes;
-}
-
 /* One operation or two: with any factors, the same bits. */
 TEST(test_fused)
 {
     enum { TOKENS = 144, WIDTH = 256, MODEL = 4096 };
-    Tensor x = make_round(E4, TOKENS, MODEL, 1), dy = make_round(E5, TOKENS, MODEL, 2);
-    const Tensor up = make_round(E4, 2 * WIDTH, MODEL, 3), down = make_round(E4, MODEL, WIDTH, 4);
+    Tensor x = make_round(E4, TOKENS, MODEL, 1, 1.0f / 16),
+           dy = make_round(E5, TOKENS, MODEL, 2, 1.0f / 16);
+    const Tensor up = make_round(E4, 2 * WIDTH, MODEL, 3, 1.0f / 16),
+                 down = make_round(E4, MODEL, WIDTH, 4, 1.0f / 16);
     const Tensor wide = make(H, TOKENS, 2 * WIDTH),
                  gate_up[2] = { make((Format){ E4M3, 16 }, TOKENS, 2 * WIDTH), gate_up[0] };
     const Tensor dact = make(H, TOKENS, WIDTH);

@@ -1,10 +1,9 @@
 /* Our models against Hugging Face transformers: the folders of tests/golden, made by
- * scripts/golden.py, are loaded as by --load_path; then logits, loss, every gradient and the losses
- * of 8 AdamW steps must agree in f32. So must adapters on all of them, against PEFT: the folders of
- * tests/golden/lora, made by scripts/golden_lora.py, their values after the steps, and the result
- * of --export. So must Muon in all models of text, against
- * scripts/golden_muon.py. Models with images, made by scripts/golden_llava.py from pixels, get the
- * recorded features of their tower.
+ * scripts/reference.py, are loaded as by --load_path; then logits, loss, every gradient and the
+ * losses of 8 AdamW steps must agree in f32. So must adapters on all of them, against PEFT: the
+ * folders of tests/golden/lora, their values after the steps, and the result of --export. So must
+ * Muon in all models of text, against torch.optim.Muon. Models with images, made from pixels, get
+ * the recorded features of their tower.
  *
  * Bounds. Both sides round every operation to u = 2^-24. A logit has some 60 roundings in 2 layers,
  * 120 in 4, of sums over up to 96 products, a random walk of sqrt(120 * 96) u = 6.4e-6 of the

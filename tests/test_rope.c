@@ -2,6 +2,7 @@
  * within bounds derived next to each. Notation and assumptions as in test_kernels.c. */
 #include "tests/test.h"
 #include "tests/heads.h"
+#include "tests/rotate.h"
 
 static const Shape shapes[] = {
     { "one", 1, 1, 1, 1, 2 },   { "mqa", 2, 7, 3, 1, 6 },      { "gqa", 2, 7, 4, 2, 6 },
@@ -36,26 +37,6 @@ static const RopeCase rope_cases[] = {
       "dknorm-heads" },
 };
 enum { ROPE_CASES = sizeof rope_cases / sizeof rope_cases[0] };
-
-static double clamp(double x, double limit)
-{
-    return limit > 0 ? fmin(fmax(x, -limit), limit) : x;
-}
-
-/* One rotation of a pair by +-angle: two products and a sum, 3 u of the sizes, plus the errors of
- * the inputs. */
-static void rotate(double *x, double *e, int heads, int D, const float *table, double sign)
-{
-    for (int h = 0; h < heads; h++)
-        for (int i = 0; i < D / 2; i++) {
-            int p = h * D + i, q = p + D / 2;
-            double c = table[2 * i], s = sign * table[2 * i + 1], a = x[p], b = x[q], ea = e[p],
-                   eb = e[q];
-            x[p] = a * c - b * s, x[q] = a * s + b * c;
-            e[p] = fabs(c) * ea + fabs(s) * eb + 3 * U24 * (fabs(a * c) + fabs(b * s));
-            e[q] = fabs(s) * ea + fabs(c) * eb + 3 * U24 * (fabs(a * s) + fabs(b * c));
-        }
-}
 
 /* x (width) = x r w; r, from a sum of `width` squares, has a relative error of (width/2 + 6) u. */
 static double norm_row(double *x, double *e, int width, const double *w, double eps)

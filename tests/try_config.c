@@ -186,6 +186,28 @@ void try_names(const char *text, const char *names)
             fail_msg("expected %s in: %s", name, text);
 }
 
+static void check_printed(bool expected, const char *a, const char *b, const char *names)
+{
+    char message[8192];
+    if (try_printed(message, sizeof message, 2, 1, a, b) != expected)
+        fail_msg("%s %s was %s: %s", a ? a : "the file", b ? b : "",
+                 expected ? "refused" : "accepted", message);
+    if (*names)
+        try_names(message, names);
+    else
+        assert_string_equal(message, "");
+}
+
+void try_accepted(const char *a, const char *b, const char *names)
+{
+    check_printed(true, a, b, names);
+}
+
+void try_refused(const char *a, const char *b, const char *names)
+{
+    check_printed(false, a, b, names);
+}
+
 void try_write_hf(const char *json)
 {
     char name[128];

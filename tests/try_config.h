@@ -29,6 +29,10 @@ Config *try_load(int world, const char *a, const char *b, const char *c, const c
 /* The output of that on the given stream in another process; returns whether it succeeded. */
 bool try_printed(char *out, size_t size, int stream, int world, const char *a, const char *b);
 
+/* Asserts that it succeeds, or fails, on one rank, with these names in what it says; "": nothing. */
+void try_accepted(const char *a, const char *b, const char *names);
+void try_refused(const char *a, const char *b, const char *names);
+
 /* Writes try_folder/config.json, and at try_path a configuration without a model section. */
 void try_write_hf(const char *json);
 #define TRY_LLAMA \

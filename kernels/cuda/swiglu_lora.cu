@@ -26,7 +26,8 @@ __global__ __launch_bounds__(ADDED_THREADS, 3) void swiglu_added_kernel(Result a
     uint8_t *scales = held_scales(p);
     float m = 0;
     for_sums(
-        t, p, { wide + min(f, F - 8), N, 2 * (size_t)F, (size_t)F }, { halves.of[0].xa, halves.of[1].xa },
+        t, p, { wide + min(f, F - 8), N, 2 * (size_t)F, (size_t)F },
+        { halves.of[0].xa, halves.of[1].xa },
         [&](int i) {
             return strip_of(p.parts, i % 2 ? halves.of[1] : halves.of[0], f0 + i / 2 * STRIP);
         },

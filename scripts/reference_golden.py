@@ -1,0 +1,364 @@
+"""Reference results of the models of reference_models.py: what libraries compute with them in float32 on a CPU.
+
+NAME/golden.safetensors of a model
+    tokens, targets (B, T)     one batch; a target below 0 is masked
+    logits (B, T, vocab), loss ()      mean cross entropy over the unmasked targets
+    grad.<tensor>              its gradient
+    losses (8)                 of 8 AdamW steps on the same batch, each before its update
+    adamw (5)                  lr, beta1, beta2, eps, weight decay of those steps; gradients are clipped to norm 1
+    features (rows, width)     of images: the tower's, one row for each image token, in the order of the tokens
+    pixels (images, 3, H, W)   what they were made from
+    losses_projector (8)       with only the projector trained, from the same start
+lora/NAME, saved by PEFT, with random A and B and, where modules_to_save names it, another projector than the base's
+    tokens, ..., losses        the same; gradients are those of what is trained, under the names of adapter_model.safetensors
+    trained.<tensor>           its values after the steps
+    merged.<tensor>            first and last row of each matrix that training changes, after merge_and_unload of the random ones
+muon/NAME.safetensors, with Muon for the matrices of the blocks and AdamW for all else
+    losses (8)
+    rows.<tensor>              after the steps, the first and the last row; of the embedding, the rows of the first two tokens
+muon/steps.safetensors
+    CASE.NAME (rows, columns)  matrices of a block of width 32 with heads of width 16 after 8 steps: `default` as the program's
+                               defaults; `original` has adjust_lr_fn original, another momentum without Nesterov's, and no weight
+                               decay; `heads` takes each head of q, k and v as a matrix of its own. Matrix i begins as
+                               uniform(1000 i, .), and its gradient in step s (from 0) is uniform(1000 i + 1 + s, .).
+NAME/continuation.json
+    prompt, tokens             12 random tokens, and the 64 with which generate(do_sample=False) continues them. With images the
+                               first of the pixels is in the prompt, from the second token on
+    margin                     the smallest lead of a chosen token over the second one, as a share of the largest logit: a hundred
+                               times the effect of rounding (1e-5, tests/test_parity.c) or more
+"""
+import copy
+import json
+import os
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from reference_models import (IMAGE_TOKEN, MODELS, PROJECTOR, ROWS, config_of, features_of, forward, in_files, load, make_batch,
+                              make_network, seed_of)
+
+STEPS = 8
+LR, BETA1, BETA2, EPS, DECAY, CLIP = 1e-2, 0.9, 0.95, 1e-5, 0.1, 1.0
+
+
+def save(tensors, folder, name):
+    """Writes folder/golden.safetensors, and a line of what the script prints."""
+    save_file({n: t.contiguous() for n, t in tensors.items()}, f"{folder}/golden.safetensors")
+    print(f"{name}: loss {tensors['loss'].item():.4f}, losses", *(f"{x:.3f}" for x in tensors["losses"]), flush=True)
+
+
+# Losses and steps
+
+def mean_loss(logits, targets):
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.long().flatten(), ignore_index=-100)
+
+
+def parameter_groups(named, decayed=DECAY):
+    """OLMo's groups: norms, biases and the embedding are not decayed."""
+    decay = [p for n, p in named if p.dim() == 2 and "embed_tokens" not in n]
+    rest = [p for n, p in named if p.dim() == 1 or "embed_tokens" in n]
+    return [{"params": decay, "weight_decay": decayed}, {"params": rest, "weight_decay": 0.0}]
+
+
+def adamw(groups):
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=LR, betas=(BETA1, BETA2), eps=EPS, foreach=False)
+
+
+def train(network, batch, parameters, *optimizers):
+    """The losses of the steps, each before it."""
+    losses, parameters = [], list(parameters)
+    for _ in range(STEPS):
+        loss = mean_loss(forward(network, batch), batch["targets"])
+        for p in parameters:
+            p.grad = None
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, CLIP, foreach=False)
+        for optimizer in optimizers:
+            optimizer.step()
+        losses.append(loss.item())
+    return torch.tensor(losses)
+
+
+def train_copy(network, batch, trained=""):
+    """The losses of AdamW, for the parameters with `trained` in their names."""
+    network = copy.deepcopy(network)
+    named = [(n, p) for n, p in network.named_parameters() if p.requires_grad and trained in n]
+    groups = parameter_groups(named)
+    # the order in which the norm is summed
+    in_order = [p for g in groups for p in g["params"]] if "pixels" in batch else [p for _, p in named]
+    return train(network, batch, in_order, adamw(groups))
+
+
+# What would prove nothing if it did not matter
+
+@torch.no_grad()
+def check_clipping(network, batch, limit):
+    """Asserts that the clamp acts on some of q."""
+    seen = []
+    record = lambda module, args, y: seen.append((y.abs() > limit).float().mean())
+    hooks = [layer.self_attn.q_proj.register_forward_hook(record) for layer in network.model.layers]
+    forward(network, batch)
+    for hook in hooks:
+        hook.remove()
+    share = torch.stack(seen).mean().item()
+    assert 0.1 < share < 0.9, f"{share:.2f} of q is clipped"
+
+
+@torch.no_grad()
+def check_settings(network, batch, others):
+    """Asserts that each of the other settings, such as another window, changes a logit."""
+    for change in (change for changes in others for change in changes(network.config)):
+        config = type(network.config).from_dict(copy.deepcopy(network.config.to_dict()) | change)
+        config._attn_implementation = "eager"
+        other = type(network)(config).eval()
+        other.load_state_dict(network.state_dict())
+        off = (forward(other, batch) - forward(network, batch)).abs().max().item()
+        assert off > 0.1, f"{change} changes no logit by more than {off:.2g}"
+
+
+@torch.no_grad()
+def check_parameters(network, batch, named, least):
+    """Asserts that each of the parameters changes a logit."""
+    logits = forward(network, batch)
+    for name, p in named:
+        before = p.clone()
+        p.zero_()
+        off = (forward(network, batch) - logits).abs().max().item()
+        p.copy_(before)
+        assert off > least, f"without {name} no logit changes by more than {off:.2g}"
+
+
+# The parts
+
+def add_targets(batch):
+    """The next tokens; those of images and the last of a row are masked, and of text one more."""
+    tokens = batch["tokens"]
+    targets = torch.full_like(tokens, -100)
+    targets[:, :-1] = tokens[:, 1:]
+    if "pixels" in batch:
+        targets[targets == IMAGE_TOKEN] = -100
+    else:
+        targets[1, 5] = -100
+    batch["targets"] = targets
+
+
+def check_text(model, network, batch):
+    if getattr(network.config, "clip_qkv", None):
+        check_clipping(network, batch, network.config.clip_qkv)
+    check_settings(network, batch, model.others)
+    check_parameters(network, batch, [(n, p) for n, p in network.named_parameters() if n.endswith(".bias")], 0.1)
+
+
+def check_images(network, batch):
+    for p in network.model.vision_tower.parameters():
+        p.requires_grad_(False)
+    with torch.no_grad():
+        off = (forward(network, batch | {"pixels": batch["pixels"].roll(1, 2)}) - forward(network, batch)).abs().max()
+    assert off > 0.1, "the images change no logit"
+
+
+def write_model(name, folder):
+    model, generator = MODELS[name], torch.Generator().manual_seed(seed_of(name))
+    config, counts = config_of(model), model.images.counts if model.images else []
+    network = make_network(config, generator)
+    network.save_pretrained(folder, max_shard_size=model.shard)
+    batch = make_batch(config, counts, generator)
+    add_targets(batch)
+    check_images(network, batch) if model.images else check_text(model, network, batch)
+    logits = forward(network, batch)
+    loss = mean_loss(logits, batch["targets"])
+    loss.backward()
+    out = {"tokens": batch["tokens"].int(), "targets": batch["targets"].int(), "logits": logits.detach(), "loss": loss.detach(),
+           "adamw": torch.tensor([LR, BETA1, BETA2, EPS, DECAY]), "losses": train_copy(network, batch)}
+    out |= {"grad." + (in_files(n) if model.images else n): p.grad for n, p in network.named_parameters() if p.grad is not None}
+    if model.images:
+        features = features_of(network, batch["pixels"])
+        assert features.shape[1] == ROWS, features.shape
+        row = network.get_input_embeddings().weight.grad[IMAGE_TOKEN]
+        assert network.config.tie_word_embeddings or row.abs().max() == 0, "the image token's embedding has a gradient"
+        out |= {"features": features.flatten(0, 1), "pixels": batch["pixels"],
+                "losses_projector": train_copy(network, batch, PROJECTOR)}
+    save(out, folder, name)
+
+
+def write_models(root, images=False):
+    for name in MODELS:
+        if bool(MODELS[name].images) == images:
+            write_model(name, f"{root}/{name}")
+
+
+def write_images(root):
+    write_models(root, True)
+
+
+# Adapters
+
+def trained(network):
+    """What is trained of a model with adapters, under the names of adapter_model.safetensors."""
+    return {n.replace(".modules_to_save.default.", ".").replace(".default.", "."): p for n, p in network.named_parameters()
+            if p.requires_grad}
+
+
+def add_adapters(network, settings, seed):
+    """A, B that make every adapter matter: it adds half the size of the product of its matrix, which has unit scale; and a
+    projector that is not the base's."""
+    import peft
+    network = peft.get_peft_model(network, peft.LoraConfig(task_type="CAUSAL_LM", **settings)).eval()
+    generator, r = torch.Generator().manual_seed(seed), settings["r"]
+    scale = settings["lora_alpha"] / (r ** 0.5 if settings.get("use_rslora") else r)
+    with torch.no_grad():
+        for name, p in trained(network).items():
+            noise = torch.randn(p.shape, generator=generator)
+            if PROJECTOR in name:
+                p.add_(0.3 * noise * (p.shape[1] ** -0.5 if p.dim() == 2 else 1))
+            else:
+                p.copy_(noise * (p.shape[1] ** -0.5 if "lora_A" in name else 0.5 * p.shape[1] ** -0.5 / scale))
+    assert trained(network).keys() == peft.utils.get_peft_model_state_dict(network).keys()
+    return network
+
+
+def save_adapters(network, folder):
+    """As PEFT saves them, but without the model card, and with a list of target_modules, a set there, in a fixed order."""
+    network.save_pretrained(folder)
+    os.remove(f"{folder}/README.md")
+    path = f"{folder}/adapter_config.json"
+    with open(path, encoding="utf-8") as file:
+        config = json.load(file)
+    if isinstance(config["target_modules"], list):
+        config["target_modules"].sort()
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(config, file, indent=2)
+            file.write("\n")
+
+
+def write_adapted(name, root):
+    model, batch = MODELS[name], load_file(f"{root}/{name}/golden.safetensors")
+    base = load(f"{root}/{name}")
+    weights = {n: w.clone() for n, w in base.state_dict().items()}
+    with torch.no_grad():
+        assert (forward(base, batch) - batch["logits"]).abs().max() < 1e-4, "the base computes something else"
+    network = add_adapters(base, model.adapters, (2000 if model.images else 1000) + seed_of(name))
+    check_parameters(network, batch, trained(network).items(), 1e-2)
+    start = {n: p.detach().clone() for n, p in trained(network).items()}
+
+    logits = forward(network, batch)
+    loss = mean_loss(logits, batch["targets"])
+    loss.backward()
+    out = {n: batch[n] for n in ("tokens", "targets", "adamw", "features") if n in batch}
+    out |= {"logits": logits.detach(), "loss": loss.detach()} | {"grad." + n: p.grad.clone() for n, p in trained(network).items()}
+    out["losses"] = train(network, batch, trained(network).values(), adamw(parameter_groups(list(trained(network).items()))))
+    out |= {"trained." + n: p.detach().clone() for n, p in trained(network).items()}
+    with torch.no_grad():
+        for n, p in trained(network).items():
+            p.copy_(start[n])
+    folder = f"{root}/lora/{name}"
+    save_adapters(network, folder)
+    merged = network.merge_and_unload().state_dict()
+    changed = [n for n in weights if weights[n].dim() == 2 and not torch.equal(merged[n], weights[n])]
+    save(out | {"merged." + in_files(n): merged[n][[0, -1]] for n in changed}, folder, name)
+
+
+def write_adapters(root):
+    for name in MODELS:
+        write_adapted(name, root)
+
+
+# Muon
+
+MATRICES = [("q", 32, 32), ("k", 16, 32), ("v", 16, 32), ("o", 32, 32), ("gate", 48, 32), ("up", 48, 32), ("down", 32, 48)]
+HEAD = 16
+DEFAULT = dict(lr=0.02, weight_decay=0.1, momentum=0.95, nesterov=True, adjust_lr_fn="match_rms_adamw")
+ORIGINAL = dict(lr=0.02, weight_decay=0.0, momentum=0.9, nesterov=False, adjust_lr_fn="original")
+CASES = [("default", DEFAULT, False), ("original", ORIGINAL, False), ("heads", DEFAULT, True)]
+
+
+def uniform(seed, count):
+    """Numbers in [-1/2, 1/2), multiples of 2^-24."""
+    x = np.arange(count, dtype=np.uint32) + np.uint32(seed * 0x9E3779B9 & 0xFFFFFFFF)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
+    return ((x >> np.uint32(8)).astype(np.float64) * 2.0**-24 - 0.5).astype(np.float32)
+
+
+def matrix(seed, rows, columns):
+    return torch.from_numpy(uniform(seed, rows * columns).reshape(rows, columns).copy())
+
+
+def train_matrix(i, rows, columns, settings, height):
+    """Matrix i after its steps, as matrices of `height` rows."""
+    parts = [torch.nn.Parameter(part.clone()) for part in matrix(1000 * i, rows, columns).split(height)]
+    muon = torch.optim.Muon(parts, **settings)
+    for step in range(STEPS):
+        for part, grad in zip(parts, matrix(1000 * i + 1 + step, rows, columns).split(height)):
+            part.grad = grad.clone()
+        muon.step()
+    return torch.cat([part.detach() for part in parts])
+
+
+def train_by_muon(folder):
+    batch, network = load_file(f"{folder}/golden.safetensors"), load(folder)
+    is_matrix = lambda n, p: p.dim() == 2 and ".layers." in n
+    matrices = [p for n, p in network.named_parameters() if is_matrix(n, p)]
+    rest = [(n, p) for n, p in network.named_parameters() if not is_matrix(n, p)]
+    found = {"losses": train(network, batch, network.parameters(), adamw(parameter_groups(rest)),
+                             torch.optim.Muon(matrices, **DEFAULT | dict(lr=LR, weight_decay=DECAY)))}
+    for name, p in network.named_parameters():
+        rows = batch["tokens"][0, :2].long() if "embed_tokens" in name else [0, -1]
+        found["rows." + name] = p.detach()[rows] if p.dim() == 2 else p.detach()
+    return {n: t.contiguous() for n, t in found.items()}
+
+
+def write_muon(root):
+    os.makedirs(f"{root}/muon", exist_ok=True)
+    save_file({f"{case}.{name}": train_matrix(i, rows, columns, settings, HEAD if heads and name in "qkv" else rows)
+               for case, settings, heads in CASES for i, (name, rows, columns) in enumerate(MATRICES)},
+              f"{root}/muon/steps.safetensors")
+    for name in (name for name in MODELS if not MODELS[name].images):
+        found = train_by_muon(f"{root}/{name}")
+        save_file(found, f"{root}/muon/{name}.safetensors")
+        print(f"{name}: losses", *(f"{x:.3f}" for x in found["losses"]), flush=True)
+
+
+# Continuations
+
+PROMPT, NEW, MARGIN, SEEDS = 12, 64, 1e-3, 24
+
+
+def greedy(network, prompt, pixels=None):
+    """Tokens and margin; None if the text ends early."""
+    pictures = {} if pixels is None else {"pixel_values": pixels}
+    out = network.generate(prompt, **pictures, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=NEW,
+                           output_logits=True, return_dict_in_generate=True, pad_token_id=0)
+    if len(out.logits) < NEW:
+        return None, 0
+    logits = torch.cat(out.logits)
+    top = logits.topk(2).values
+    return out.sequences[0, PROMPT:].tolist(), ((top[:, 0] - top[:, 1]) / logits.abs().amax(1)).min().item()
+
+
+def continuation(name, network, pixels=None, enough=NEW):
+    """Of SEEDS prompts the one whose continuation has the most different tokens, or the first with enough: these models soon repeat
+    themselves."""
+    best, most, places = None, 0, 0 if pixels is None else ROWS
+    for seed in range(SEEDS):
+        generator = torch.Generator().manual_seed(seed)
+        prompt = torch.randint(1, network.config.get_text_config().vocab_size - (places > 0), (1, PROMPT), generator=generator)
+        prompt[0, 1:1 + places] = IMAGE_TOKEN
+        tokens, margin = greedy(network, prompt, pixels)
+        if margin >= MARGIN and len(set(tokens)) > most:
+            best, most = {"prompt": prompt[0].tolist(), "tokens": tokens, "margin": round(margin, 6)}, len(set(tokens))
+        if most >= enough:
+            break
+    if not best:
+        raise SystemExit(f"error: {name}: none of {SEEDS} prompts has a margin of {MARGIN}")
+    print(f"{name}: margin {best['margin']:.2g}, {most} different tokens of {NEW}", flush=True)
+    return best
+
+
+def write_continuations(root):
+    for name, model in MODELS.items():
+        pixels = load_file(f"{root}/{name}/golden.safetensors")["pixels"][:1] if model.images else None
+        with open(f"{root}/{name}/continuation.json", "w", encoding="utf-8") as file:
+            json.dump(continuation(name, load(f"{root}/{name}"), pixels), file)
+            file.write("\n")
