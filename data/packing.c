@@ -241,7 +241,7 @@ static void check_packing(const Packing *p, const Shard *shards, int num_shards,
     const uint64_t in_documents =
         p->tokens + p->lost_tokens - (spec->split ? p->pieces - p->documents : 0);
     if (in_documents < all)
-        warn("%s: %llu of %llu tokens are in no document by their metadata, and not trained on",
+        warn("%s: by the metadata, %llu of %llu tokens are in no document; they are not trained on",
              shards[0].key, (unsigned long long)(all - in_documents), (unsigned long long)all);
 }
 

@@ -36,7 +36,7 @@ class Features:
             raise Bad(f"{path}: expected the file that scripts/make_image_features.py wrote")
         wrong = image_settings.differing(found.get("settings", {}), model)
         if wrong:
-            raise Bad(f"{path}: {wrong}: these are features for another model than {model}; make them anew with that folder")
+            raise Bad(f"{path}: {wrong}: these are features for another model than {model}; make the features again with that folder")
         self.token = image_token(model, tokenizer)
         self.token_id = tokenizer.token_to_id(self.token)
 

@@ -26,7 +26,7 @@ from progress import Progress
 
 
 LEFT_OUT = "left-out.txt"
-ANOTHER = "expected the same: make the features anew, with another --output"
+ANOTHER = "expected the same: make the features again, with another --output"
 
 
 # ---- towers ------------------------------------------------------------------------------------------------------------------

@@ -219,13 +219,13 @@ class FeaturesTest(Images):
                                           ({}, {"rescale_factor": 1.5}, "rescale_factor"),
                                           ({}, {"image_processor_type": "SiglipImageProcessor"}, "image_processor_type")):
             folder = self.model_of(config, processor)
-            self.assert_bad(self.compute, (folder, chats, output), *words, "make the features anew")
+            self.assert_bad(self.compute, (folder, chats, output), *words, "make the features again")
             self.assertNotEqual(self.compute(folder, chats, tempfile.mkdtemp(dir=self.top))["id"], made["id"])
             model, _ = self.seeing(TEXTS)
             for name in ("config.json", "preprocessor_config.json"):
                 shutil.copy(os.path.join(folder, name), model)
-            self.assert_bad(self.chat, (model, "--images", output, chats), words[0], "make them anew")
-        self.assert_bad(self.compute, (self.model_of(), chats, output, "torchvision"), "'torchvision'", "make the features anew")
+            self.assert_bad(self.chat, (model, "--images", output, chats), words[0], "make the features again")
+        self.assert_bad(self.compute, (self.model_of(), chats, output, "torchvision"), "'torchvision'", "make the features again")
 
     def test_settings_nested(self):
         """transformers 5 reads the image processor of processor_config.json, if it is there."""

@@ -150,9 +150,9 @@ static void check_same(const Mesh *m)
         double sizes[2] = { m->size[d], -m->size[d] };
         comm_max(sizes, 2);
         if (sizes[0] != -sizes[1])
-            die("the ranks would form groups of %.0f to %.0f; give every rank the same "
-                "configuration and every host the same number "
-                "of ranks, or set fsdp.hybrid_sharding_num_model_replicas",
+            die("the ranks would form groups of %.0f to %.0f ranks; give every rank the same "
+                "configuration and every host the same number of ranks, or set "
+                "fsdp.hybrid_sharding_num_model_replicas",
                 -sizes[1], sizes[0]);
     }
 }

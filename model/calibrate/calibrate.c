@@ -303,8 +303,8 @@ static void print_result(const Calibration *c, int block, const Param *p, const 
 {
     const double outputs = (double)c->data->sequences * (double)c->data->length * (double)p->rows;
     if (r->damping == 0)
-        warn("block %d, %s: its Hessian is not positive definite, even with %g of its mean on the "
-             "diagonal: rounded to nearest",
+        warn("block %d, %s: the Hessian is not positive definite, even with %g of its mean added "
+             "to the diagonal; the weights are rounded to nearest",
              block, p->name, 1000 * c->options->damping);
     else if (r->damping > c->options->damping * 1.01)
         printf("  %s %.3g | %.3g with damping %g", p->name, r->error / outputs,

@@ -312,8 +312,9 @@ static uint32_t *read_groups(const Matrix *m, size_t groups)
     safetensors_read(f.file, group, f.tensor, 0, m->cols * sizeof *group);
     for (size_t i = 0; i < m->cols; i++)
         if (group[i] >= groups)
-            die("%s: tensor %s: input %zu is in group %u of %zu", f.file->path, f.tensor->name, i,
-                group[i], groups);
+            die("%s: tensor %s: input %zu is in group %u; expected a group below %zu. Copy the "
+                "folder again",
+                f.file->path, f.tensor->name, i, group[i], groups);
     return group;
 }
 

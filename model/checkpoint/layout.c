@@ -513,9 +513,8 @@ void layout_read(Layout *l, ParamStore *store, SafeFile *const *files, int count
         const char *dtype = r.from.tensor ? r.from.tensor->dtype : "codes and scales";
         /* otherwise computing rounds them anyway */
         if (is_rounded(p, dtype) && !rounded && store->first_trained < store->num_units)
-            warn("%s: tensors that are not trained are stored as %s there and rounded to bf16 "
-                 "here; --format.frozen=f32 keeps "
-                 "them exact",
+            warn("%s: frozen tensors are stored as %s in this folder and rounded to bf16 in this "
+                 "run; --format.frozen=f32 keeps the exact values",
                  r.from.file->path, dtype);
         rounded |= is_rounded(p, dtype);
         l->sum[i] = read_piece(&r, &store->shard[p->unit], values);

@@ -308,15 +308,14 @@ static void check_pieces(const Reading *r, const ParamStore *store)
         if (!p->is_read)
             continue;
         if (store->shape[p->unit].tensor_ranks > 1)
-            die("%s: the optimizer's states there have other formats than this run's, and tensor "
-                "ranks cannot convert them; resume "
-                "and save once with --parallelism.tensor=1, or use the optimizer and recipe of "
-                "that run",
+            die("%s: the formats of the optimizer's states differ from this run's, and tensor "
+                "ranks cannot convert states; resume and save once with --parallelism.tensor=1, or "
+                "use the optimizer and the recipe of the checkpoint's run",
                 r->files[0]->path);
         const Found f = layout_need(p, r->files, r->count);
         if (strcmp(f.tensor->dtype, p->dtype) != 0)
-            die("%s: tensor %s is stored as %s, others of its kind as %s", f.file->path, p->name,
-                f.tensor->dtype, p->dtype);
+            die("%s: tensor %s is stored as %s, but other tensors of this state are stored as %s",
+                f.file->path, p->name, f.tensor->dtype, p->dtype);
     }
 }
 

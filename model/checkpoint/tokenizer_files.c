@@ -210,7 +210,7 @@ void tokenizer_files_replace(const char *path, int vocab_size)
     if (comm_rank() != 0)
         return;
     if (stat(path, &status) != 0)
-        die("tokenizer %s: %s; expected a folder with a tokenizer.json, or that file", path,
+        die("tokenizer %s: %s; expected a tokenizer.json, or a folder with one", path,
             strerror(errno));
     forget(true);
     if (S_ISDIR(status.st_mode))
@@ -220,8 +220,8 @@ void tokenizer_files_replace(const char *path, int vocab_size)
     else if (text_ends_with(path, ".model"))
         read_file(path, "tokenizer.model", true);
     if (!has_vocabulary())
-        die("tokenizer %s: there is none; expected a folder with a tokenizer.json or "
-            "tokenizer.model, or such a file",
+        die("tokenizer %s: there is no tokenizer; expected a tokenizer.json or tokenizer.model, or "
+            "a folder with one",
             path);
     check_vocabulary(path, vocab_size);
     taken = true;

@@ -103,7 +103,8 @@ static void write_targets(Settings *s)
 static void must_agree(const Reader *r, const char *folder, const char *key, bool same)
 {
     if (reader_given(r, key) && !same)
-        die("%s: %s differs from that of the adapters in %s; --%s=null takes it from there",
+        die("%s: %s differs from the value of the adapters in %s; --%s=null uses the value of the "
+            "adapters",
             reader_where(r, key), key, folder, key);
 }
 

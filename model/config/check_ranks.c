@@ -60,9 +60,8 @@ static void check_context(Reader *r)
             "use --parallelism.context=%d",
             where, n, m->n_heads, m->n_kv_heads, n, largest_context(m, n, r->world));
     if (T % (MULTIPLE * n) != 0)
-        die("%s: parallelism.context %d: model.max_sequence_length %d is not a multiple of %d x "
-            "%d, so ranks would not have whole "
-            "sixteens of tokens; --model.max_sequence_length=%d would do",
+        die("%s: parallelism.context %d: model.max_sequence_length %d is not a multiple of %d "
+            "ranks x %d tokens; use --model.max_sequence_length=%d",
             where, n, T, n, MULTIPLE, (T + MULTIPLE * n - 1) / (MULTIPLE * n) * (MULTIPLE * n));
 }
 
@@ -76,9 +75,9 @@ static void check_schedule_of_stages(Reader *r)
     const int own = sequences / c->device_train_microbatch_size;
     const char *where = reader_where(r, "parallelism.pipeline_schedule");
     if (s->pipeline_schedule == PIPELINE_INTERLEAVED && chunks == 1)
-        die("%s: parallelism.pipeline_schedule Interleaved1F1B: each stage has one row of blocks; "
-            "give it more, as "
-            "--parallelism.pipeline_virtual_stages=2, or use 1F1B",
+        die("%s: parallelism.pipeline_schedule Interleaved1F1B: each stage has one chunk of "
+            "blocks; give each several, as with --parallelism.pipeline_virtual_stages=2, or use "
+            "1F1B",
             where);
     if (s->pipeline_schedule != PIPELINE_INTERLEAVED && chunks > 1)
         die("%s: parallelism.pipeline_virtual_stages %d: only Interleaved1F1B has more than one; "
@@ -92,8 +91,7 @@ static void check_schedule_of_stages(Reader *r)
             c->model.n_layers > chunks ? c->model.n_layers / chunks : 1);
     if (chunks > 1 && !config_forward_only(c) && own % n != 0)
         die("%s: parallelism.pipeline_schedule Interleaved1F1B: a stage has %d micro-batches a "
-            "step, not a multiple of the %d "
-            "stages; --global_train_batch_size=%ld would do, and so would 1F1B",
+            "step, not a multiple of the %d stages; use --global_train_batch_size=%ld or 1F1B",
             where, own, n,
             (long)(own / n + 1) * n * c->device_train_microbatch_size * data_ranks(s, r->world));
 }

@@ -126,9 +126,10 @@ static _Noreturn void die_of_value(const Export *x, const Entry *e, float value)
         die("%s: tensor %s holds a value that is not finite, so this model is unusable. %s",
             e->from->path, e->tensor.name, folder_say_others(x->folder));
     if (e->is_coded)
-        die("%s: tensor %s holds %g, more than LLM.int8() can: use --dtype=int8 without --layout",
+        die("%s: tensor %s holds %g, more than LLM.int8() can store: use --dtype=int8 without "
+            "--layout",
             e->from->path, e->tensor.name, (double)value);
-    die("%s: tensor %s holds %g, more than %s can: %s", e->from->path, e->tensor.name,
+    die("%s: tensor %s holds %g, more than %s can store: %s", e->from->path, e->tensor.name,
         (double)value, x->dtype,
         strcmp(x->dtype, "F16") == 0 ? "use --dtype=bf16" : "use --dtype=f32");
 }

@@ -211,20 +211,19 @@ static json_t *find_rope(const HfConfig *s)
     const ClassKey *theta = architecture_key(s->class, "rope_theta");
     if (s->class->full_attn_scaled_only && either == old &&
         read_theta(s, old) != read_theta(s, NULL))
-        die("%s: rope_theta is %g in rope_scaling, but %g outside of it; transformers 5 uses one "
-            "for layers of full "
-            "attention and one for the others, which is not supported: make them equal",
+        die("%s: rope_theta is %g in rope_scaling, but %g outside of it; transformers 5 uses "
+            "different values for layers of full attention and for layers with a sliding window, "
+            "which is not supported: make both values equal",
             s->path, read_theta(s, old), read_theta(s, NULL));
     if (s->class->full_attn_scaled_only && either && either == new &&
         (rope_type(s, new) != ROPE_DEFAULT || (theta && read_theta(s, new) != theta->otherwise)))
-        die("%s: rope_parameters of a %s are only read by layer type, because versions of "
-            "transformers disagree about "
-            "others: give {\"full_attention\": {...}, \"sliding_attention\": {...}}",
+        die("%s: rope_parameters of a %s must be given by layer type, because versions of "
+            "transformers read other forms differently: give {\"full_attention\": {...}, "
+            "\"sliding_attention\": {...}}",
             s->path, s->class->class);
     if (s->class->full_attn_scaled_only && theta && read_theta(s, either) != theta->otherwise)
         warn("%s: rope_theta %g is used for all layers, as in transformers 4; transformers 5 uses "
-             "%g for those with a sliding "
-             "window, unless rope_parameters has layer types",
+             "%g for layers with a sliding window, unless rope_parameters has layer types",
              s->path, read_theta(s, either), theta->otherwise);
     return either;
 }
@@ -253,8 +252,7 @@ static void read_rope(ModelConfig *m, const HfConfig *s)
     if (m->rope_scaling.type != ROPE_DEFAULT && length &&
         json_number_value(length) != m->rope_scaling.original_length)
         die("%s: original_max_position_embeddings is %g, but %d in the parameters of the rotation; "
-            "transformers 4 and 5 differ in "
-            "which they use: make them equal",
+            "transformers 4 and 5 do not use the same one: make both equal",
             s->path, json_number_value(length), m->rope_scaling.original_length);
     warn_of_unknown(s, rope, m->rope_scaling.type);
 }
@@ -355,8 +353,8 @@ static void choose_class(HfConfig *s)
         die("%s: architecture %s (model_type %s) is not supported, only %s", s->path,
             class ? class : "missing", type ? type : "missing", architecture_names());
     if (type && with_layers(s, architecture_of_type(type)) != s->class)
-        die("%s: model_type is %s, but that of its architectures is %s; correct one of them, as "
-            "programs differ in which they use",
+        die("%s: model_type is %s, but its architectures belong to the model_type %s; correct one "
+            "of the two, because some programs read the one and some the other",
             s->path, type, s->class->model_type);
 }
 

@@ -51,8 +51,8 @@ void outliers_watch(bool *warned, long step, int block, double x, const Recipe *
         return;
     if (x > limit && !*warned)
         warn("step %ld, block %d: quant/act/%d/largest_channel is %.0f: SwiGLU's output has an "
-             "outlier. From %.0f on the other "
-             "channels of down_proj's FP8 input lose 1 %% of their values to its scale. %s",
+             "outlier. Above %.0f, the scale of down_proj's FP8 input is so large that the other "
+             "channels lose 1 %% of their values. %s",
              step, block, block, x, limit,
              r->down_scales == DOWN_CHANNEL || has_adapters
                  ? "--format.operand=bf16 --format.gradient=bf16 continues with BF16 GEMMs"
