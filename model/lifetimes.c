@@ -225,7 +225,7 @@ static void follow(const Record *r, Model *m, Wanted *wanted)
         first = i - 1;
         while (first > 0 && r->touch[first - 1].number == r->touch[i - 1].number)
             first--;
-        BufferSet here = held; /* live after the operation, or touched by it */
+        BufferSet here = held; /* buffers that are live after the operation, or that it touches */
         for (int j = first; j < i; j++) {
             buffers_set(&here, r->touch[j].buffer, true);
             if (r->touch[j].how & WRITES)

@@ -108,7 +108,7 @@ def questions(folder, metric):
     for document, choices in by_document.items():
         choices.sort(key=lambda record: record["idx"])
         gold = choices[0]["label"]
-        gold = gold if isinstance(gold, int) else 0         # only bits per byte: the text of the answer, or nothing
+        gold = gold if isinstance(gold, int) else 0         # a text or nothing: the task has only bits per byte
         if [record["idx"] for record in choices] != list(range(len(choices))) or not 0 <= gold < len(choices):
             sys.exit(f"error: {folder}: question {document} has choices {[record['idx'] for record in choices]}, of which "
                      f"{gold} is right")

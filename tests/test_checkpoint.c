@@ -446,7 +446,7 @@ TEST(test_changed_on_purpose)
     other = m;
     other.rope_scaling.attention_factor = 1;
     expect_warning(folder, &other,
-                   "its attention_factor is 1.13863, the configuration's "
+                   "its attention_factor is 1.13863, but the configuration's "
                    "model.rope_scaling.attention_factor is 1");
     other = m;
     other.rope_scaling.beta_fast = 16;
@@ -463,8 +463,8 @@ TEST(test_changed_on_purpose)
     other.rope_scaling.type = ROPE_DEFAULT;
     other.max_sequence_length = 99;
     expect_warning(folder, &other,
-                   text("max_position_embeddings is %d, the configuration's "
-                        "model.max_sequence_length is 99: long",
+                   text("max_position_embeddings is %d, but the configuration's "
+                        "model.max_sequence_length is 99: sequences are longer",
                         m.max_sequence_length));
     free(folder);
     close_run(&r);

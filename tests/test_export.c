@@ -379,7 +379,7 @@ TEST(test_values)
     const float big[] = { 65520, 0x1.ffp127f, NAN };
     static const char *const dtype[] = { "F16", "BF16", "F32" };
     static const char *const message[] = { "holds 65520, more than F16 can store: use --dtype=bf16",
-                                           "more than BF16 can: use --dtype=f32",
+                                           "more than BF16 can store: use --dtype=f32",
                                            "holds a value that is not finite" };
     for (int i = 0; i < 3; i++) {
         const float safe = i < 2 ? big[i] : 1;

@@ -268,13 +268,13 @@ class FeaturesTest(Images):
         self.assert_bad(self.compute, (self.model_of(), chats, output), "b.png are not those that this model gives")
         os.rename(os.path.join(self.root, "b.png"), os.path.join(self.root, "moved.png"))
         other = self.write("y.jsonl", [talk(IMAGE, image="a.png")])
-        self.assert_bad(self.compute, (self.model_of(), other, output), "is not in", "anew")
+        self.assert_bad(self.compute, (self.model_of(), other, output), "is not in", "again")
         exif[0x0112] = 6
         picture.save(os.path.join(self.root, "b.png"), exif=exif)
         shutil.rmtree(output)
         now = self.compute(self.model_of(), chats, output)
         grow_old()
-        self.assert_bad(self.compute, (self.model_of(), chats, output), "b.png is now turned as its EXIF says", "anew")
+        self.assert_bad(self.compute, (self.model_of(), chats, output), "b.png is now turned as its EXIF says", "again")
 
     def test_tower_errors(self):
         """What ./train refuses, and what has no tower, before anything is computed."""

@@ -527,7 +527,7 @@ TEST(test_mixture_errors)
     strcpy(folder, narrow);
     free(narrow);
     mix[2].image_features = wide;
-    fails(&spec, "are F32, those of data.mix: source 'a' in");
+    fails(&spec, "are F32, but the features of data.mix: source 'a', in");
     mix[2].num_image_paths = 0;
     fails(&spec, "data.mix: source 'b': ");
 }

@@ -40,7 +40,7 @@ TEST(test_choice)
                             "--format.moment1=bf16"));
     assert_string_equal(message, "");
     assert_false(try_printed(message, sizeof message, 2, 1, "--format.moment1=dynamic8/256", NULL));
-    try_contains(message, "only the moments of --optimizer.name=adamw8bit are");
+    try_contains(message, "only the moments of --optimizer.name=adamw8bit have this format");
     assert_true(try_printed(message, sizeof message, 2, 1, "--optimizer.momentum=0.9",
                             "--optimizer.ns_steps=6"));
     try_contains(message, "optimizer.momentum (optimizer adamw does not have it)");

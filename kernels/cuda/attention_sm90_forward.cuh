@@ -280,7 +280,8 @@ __device__ inline int first_row(const Item &item)
     return item.block * KEYS + uniform((threadIdx.x - MOVERS) / 32) * 16;
 }
 
-/* Writes lse of rows that exist; factor: 1 / sum of weights, for `out`. */
+/* Writes lse of the rows inside the document. factor: 1 / sum of weights, by which `out` is
+ * multiplied. */
 __device__ inline void finish_rows(const Forward &w, const Item &item, const Rows &rows,
                                    float (&factor)[2])
 {

@@ -117,6 +117,6 @@ void autotune_add(const char *file, const char *key, const void *value, size_t b
     if (f < 0)
         return;
     if (fstat(f, &s) == 0 && (size_t)s.st_size + n <= MOST_BYTES && write(f, line, n) != (ssize_t)n)
-        warn("%s in the cache folder could not be written: the next run will choose again", file);
+        warn("cannot write %s in the cache folder: the next run will time algorithms again", file);
     close(f);
 }

@@ -47,16 +47,16 @@ static struct {
     TrainState state;
     StateCounts counts; /* of the optimizer's states */
     char *folder;       /* stepN.tmp */
-    Layout model;       /* or, if there are any, only the adapters */
+    Layout model;       /* the whole model; with adapters, only the adapters */
     Layout optimizer;
     Range *own;
     char *snapshot;  /* this rank's part of `model`, then of `optimizer` */
-    size_t capacity; /* of snapshot, bytes */
+    size_t capacity; /* size of snapshot in bytes */
     pthread_t writer;
     atomic_bool written; /* the writer has ended and set problem and seconds */
     SaveKind kind;
     const char *problem; /* NULL: it is on disk */
-    double seconds;      /* of the writer */
+    double seconds;      /* seconds that the writer took */
     double paused;       /* seconds that training waited */
 } save;
 
@@ -83,7 +83,7 @@ static void write_json(const char *name, json_t *value)
     free(text);
 }
 
-/* map, bytes: those of the tower. */
+/* Writes the index. map, bytes: of the vision tower's tensors. */
 static json_t *index_of(const Layout *l, json_t *map, json_int_t bytes)
 {
     for (int i = 0; i < l->num_pieces; i++) {
@@ -144,7 +144,7 @@ static json_t *mixed_sources(const TrainState *s)
     return all;
 }
 
-/* sums: those of the tower. */
+/* sums: checksums of the vision tower's tensors. */
 static json_t *manifest(json_t *files, json_t *sums)
 {
     const TrainState *s = &save.state;
@@ -173,7 +173,8 @@ static json_t *manifest(json_t *files, json_t *sums)
     return o;
 }
 
-/* With the base as an absolute path, which is valid from any current directory. */
+/* Writes adapter_config.json with an absolute path of the base, which is valid in any current
+ * directory. */
 static void write_adapter_config(const Config *c)
 {
     Config absolute = *c;
