@@ -11,7 +11,7 @@ typedef void DocumentFn(void *arg, uint64_t start, uint64_t end);
  * damaged, or does not fit, naming file and line. */
 void documents_each(const Shard *s, const DataSpec *spec, DocumentFn *take, void *arg);
 
-/* The setting that makes documents of these data end after an eos, for messages. */
+/* For messages: the setting that makes documents of these data end after an eos. */
 const char *documents_by_eos(const DataSpec *spec);
 
 /* The tokens at which, by metadata, a document begins, or a range in no document. inside: number of

@@ -44,7 +44,7 @@ typedef struct {
 
 struct Loader {
     Sources sources;
-    DataSpec spec; /* without paths and sources */
+    DataSpec spec; /* the spec, without paths and sources */
     int batch, rank, world;
 
     LoaderState position; /* position of the step that loader_next returns next */

@@ -7,8 +7,8 @@
 #include <stdint.h>
 
 /* What a prompt or a choice may have: ids below `vocab`, `most` tokens. image_rows: tokens of an
- * image, 0: a model of text only. no_features: there are no features, and this is what to do; NULL:
- * there are some. */
+ * image; 0: the model reads only text. no_features: if there are no features, a text that says what
+ * to do; NULL: there are features. */
 typedef struct {
     int vocab, most, image_id, image_rows;
     const char *no_features;

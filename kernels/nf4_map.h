@@ -23,7 +23,7 @@ enum { NF4_BLOCK = 64, NF4_GROUP = 256 * NF4_BLOCK };
 typedef struct {
     uint8_t codes[NF4_GROUP / 2]; /* element 2i in the high half of byte i */
     uint8_t absmax[NF4_GROUP / NF4_BLOCK];
-    float nested, offset; /* offset: the tensor's, repeated in each group */
+    float nested, offset; /* offset: of the tensor, repeated in each group */
     uint32_t unused[2];   /* 0: groups are 16-byte aligned */
 } Nf4Group;
 

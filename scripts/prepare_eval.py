@@ -101,7 +101,7 @@ def records(folder):
 
 
 def questions(folder, metric):
-    """(gold, [record of each choice]); only the gold one where nothing is chosen."""
+    """(gold, [record of each choice]); only the record of the right choice if the task has no choice."""
     by_document = {}
     for record in records(folder):
         by_document.setdefault(record["doc_id"], []).append(record)

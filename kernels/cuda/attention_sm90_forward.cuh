@@ -27,7 +27,7 @@
 static constexpr int STAGES = 4; /* tiles of keys or values in shared memory */
 /* powers of 2: weights stay below 2^SLACK, sums of 2^24 weights far below 2^127 */
 static constexpr float SLACK = 8;
-/* the same if maxima are not computed: values may be up to 2^39 */
+/* the limit if maxima are not computed: values may be up to 2^39 */
 static constexpr float ROOM = 64;
 /* bytes of keys and values that the L2 cache keeps */
 static constexpr int64_t CACHED = 24 << 20;
@@ -478,7 +478,7 @@ __device__ void consume(ForwardShared<D> &s, const Forward &w, const CUtensorMap
         item = next;
     }
     if (group == 0)
-        named_barrier(1, CONSUMERS); /* for the last arrival of the other */
+        named_barrier(1, CONSUMERS); /* matches the last arrival of the other warpgroup */
     barrier_wait(&s.full[ring.stage], ring.parity);
     start_values(out, p, operand(s.tile[ring.stage], KEYS * ROW), group == 0 && tile == item.block);
     finish_rows(w, item, rows, end);

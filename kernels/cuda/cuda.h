@@ -31,7 +31,7 @@ extern "C" {
 void cuda_check(cudaError_t status, const char *call, const char *file, int line);
 void cuda_check_launch(const char *file, int line);
 
-cudaStream_t device_stream(void); /* of the current queue */
+cudaStream_t device_stream(void); /* stream of the current queue */
 int device_sm_count(void);
 bool device_is_pinned(const void *p); /* in an allocation of device_host_alloc */
 

@@ -14,7 +14,7 @@ static constexpr int MAX_RANK = 64; /* per block */
 /* NT: columns of xa / 8; even. */
 template <int NT>
 constexpr int STAGES = NT <= 4 ? 4 : 3;
-/* of a stage */
+/* bytes of a stage */
 template <DType D>
 constexpr int COLUMNS = ROW_BYTES / WIDE_BYTES<D>;
 /* products over 16 columns of a slice */
@@ -69,7 +69,7 @@ __device__ static inline void close_group()
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* Waits for all groups but the last BUT. */
+/* Waits for all groups of copies except the last BUT. */
 template <int BUT>
 __device__ static inline void wait_groups()
 {

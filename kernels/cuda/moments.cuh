@@ -16,7 +16,7 @@ struct Form {
 };
 
 struct Moment {
-    uint8_t *codes; /* or dense values */
+    uint8_t *codes; /* codes, or dense values */
     void *scale;    /* per group: S, or S and k with expansion */
     float beta;     /* log2 of beta with expansion */
 };

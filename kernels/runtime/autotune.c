@@ -13,7 +13,7 @@
 #include "kernels/runtime/error.h"
 
 enum { CHECK_DIGITS = 16, LINE_BYTES = 1024 };
-/* of a file, some 3000 lines; lines beyond are not added */
+/* maximum size of a file, some 3000 lines; further lines are not added */
 static const size_t MOST_BYTES = 1 << 20;
 
 /* FNV-1a. */

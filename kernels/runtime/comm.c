@@ -18,7 +18,7 @@ static int rank = 0, size = 1, local_rank = 0, local_size = 1;
 static MPI_Win host_memory = MPI_WIN_NULL;
 /* started: the one to return to, while this process pretends */
 static Mesh mesh = { { 1, 1, 1, 1, 1 } }, started;
-static int mesh_rank; /* in the mesh */
+static int mesh_rank; /* this rank's number in the mesh */
 static bool pretends;
 static size_t sent[NUM_SENT];
 static struct {

@@ -20,7 +20,7 @@
 #include "model/calibrate/weights_ahead.h"
 #include "model/shape/units.h"
 
-enum { TOKENS = 8192 }; /* of a micro-batch: enough for efficient GEMMs */
+enum { TOKENS = 8192 }; /* tokens of a micro-batch: enough for efficient GEMMs */
 
 /* A layer of the block on the device: its matrix w, scales (also on the host), and h, the sum of xT
  * x over its inputs. */
@@ -43,7 +43,7 @@ typedef struct {
     const ExportOptions *options;
     const CalibrationData *data;
     ModelConfig model; /* the whole model, adapters merged */
-    Config config;     /* of a model with one of its blocks */
+    Config config;     /* the configuration of a model with a single block */
     Model m;
     ParamStore store;
     int batches, held; /* micro-batches for calibration; held out */

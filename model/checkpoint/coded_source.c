@@ -259,8 +259,8 @@ static void check_shape(const Matrix *m)
             f.tensor->name, (long long)shape[0], (long long)shape[1], m->rows, m->cols);
 }
 
-/* Code i of those packed in words, `per` in each: all are stored plus half of their number, as 0 to
- * 15 for -8 to 7. */
+/* Code i of codes that are packed in words, `per` in each. Codes are stored without sign: for
+ * example, 0 to 15 for -8 to 7. */
 static int code_in(const uint32_t *word, size_t i, size_t per)
 {
     const size_t bits = 32 / per;

@@ -245,8 +245,8 @@ Tensor layout_part(const Piece *p, const Shard *s)
     return r.end > r.first ? slice_view(&own, *t, r.first, r.end - r.first) : (Tensor){ 0 };
 }
 
-/* Where element i of the piece's region is in the file's tensor: *at. Returns how many elements up
- * to `end` follow it there, too. */
+/* *at: position, in the file's tensor, of element i of the piece's region. Returns how many
+ * elements, up to `end`, are consecutive both in the region and in the file. */
 static size_t run_of(const Piece *p, size_t i, size_t end, size_t *at)
 {
     *at = i - p->first;
@@ -377,7 +377,7 @@ static void check_piece(const Piece *p, const SafeFile *file, const SafeTensor *
             file->path, t->name, shape_text(found, t->dims, t->shape),
             shape_text(expected, p->dims, p->shape),
             text_ends_with(file->path, "/adapter_model.safetensors")
-                ? ", and its base must be the one of its training"
+                ? ", and the base must be the one with which the adapters were trained"
                 : "");
 }
 

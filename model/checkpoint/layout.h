@@ -20,9 +20,9 @@ typedef struct {
     int unit, param; /* index into UnitLayout.param */
     Region region;
     const char *dtype; /* safetensors' name */
-    /* how many weights an element stands for: 1; PIECE_SCALE: the size of a group */
+    /* number of weights per element: 1; for PIECE_SCALE, the size of a group */
     size_t per;
-    size_t bytes;              /* of an element; PIECE_SCALE: of all scales of a group */
+    size_t bytes;              /* bytes of an element; for PIECE_SCALE, of all scales of a group */
     size_t first, count, held; /* elements */
     const Param *cut; /* the parameter of which this is a tensor rank's part; NULL: whole */
     /* with cut: where the tensor begins in the part, and in the whole parameter */

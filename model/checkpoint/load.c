@@ -74,8 +74,8 @@ static void check_finite(const char *folder, const Layout *l, const ParamStore *
             folder, name, folder_say_others(folder));
 }
 
-/* Loads the model's weights, or adapters. An unknown tensor means that the folder has another
- * model; that of a base may have what is replaced by tensors next to the adapters. */
+/* Loads the model's weights, or adapters. A tensor that the model does not have means that the
+ * folder has another model. A base may have such tensors if the adapters' folder replaces them. */
 static void load_weights(const char *folder, WeightFiles s, LayoutKind kind, const Config *c,
                          ParamStore *store)
 {
@@ -175,9 +175,9 @@ static bool has_pieces_ending(const Layout *l, const char *suffix)
     return false;
 }
 
-/* The weights are loaded already, so states that do not fit are those of another optimizer, or of
- * other trained weights. An average that the files do not have is not read, and neither is its
- * count. */
+/* The weights are already loaded. So if states do not fit, the run had another optimizer, or
+ * trained other weights. If the files have no average, neither the average nor its count is
+ * read. */
 static void load_optimizer(const char *folder, WeightFiles s, const json_t *manifest,
                            const Config *c, ParamStore *store)
 {
@@ -467,8 +467,8 @@ char *checkpoint_latest(const char *save_folder)
     return found;
 }
 
-/* Whether rotation may delete it: it is no link and, by its config.yaml, was saved in this
- * save_folder, not copied there. */
+/* Whether rotation may delete the checkpoint: it is not a link, and its config.yaml says that it
+ * was saved in this save_folder, not copied into it. */
 static bool may_go(const Config *c, const char *path)
 {
     struct stat status;

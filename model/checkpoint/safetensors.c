@@ -26,7 +26,7 @@
 #include "kernels/runtime/watchdog_marks.h"
 #include "model/checkpoint/folder.h"
 
-enum { MAX_HEADER = 100000000 };        /* of the reference implementation */
+enum { MAX_HEADER = 100000000 };        /* limit of the reference implementation */
 static const size_t SYNCED = 256 << 20; /* bytes written between two fsyncs */
 
 size_t safetensors_chunk = 32 << 20;

@@ -45,7 +45,7 @@ typedef enum { SAVE_STEP, SAVE_ASIDE, SAVE_AVERAGE } SaveKind;
 static struct {
     const Config *config; /* NULL: no save in progress */
     TrainState state;
-    StateCounts counts; /* of the optimizer's states */
+    StateCounts counts; /* counts of the optimizer's states */
     char *folder;       /* stepN.tmp */
     Layout model;       /* the whole model; with adapters, only the adapters */
     Layout optimizer;
@@ -193,7 +193,7 @@ static size_t write_descriptions(void)
     const Config *c = save.config;
     json_t *files = json_object(), *map = json_object(), *sums = json_object();
     size_t bytes = list_files(files, &save.model) + list_files(files, &save.optimizer);
-    /* else the base has it */
+    /* with adapters, the base has the tower */
     const size_t tower = c->model.lora.rank > 0 ? 0 : tower_write(save.folder, map, files, sums);
     json_t *config = hf_config(&c->model, c->recipe.master.dtype);
     tokenizer_files_complete_config(config);

@@ -6,8 +6,8 @@
 typedef enum {
     SAVED_UNKNOWN,   /* not stored, or not our checkpoint */
     SAVED_PERMANENT, /* kept: of save_interval_unsharded, or all are kept */
-    SAVED_INTERVAL,  /* one of save_num_checkpoints_to_keep */
-    SAVED_EPHEMERAL, /* the next one replaces it */
+    SAVED_INTERVAL,  /* rotated: one of save_num_checkpoints_to_keep */
+    SAVED_EPHEMERAL, /* ephemeral: the next checkpoint replaces it */
     SAVED_ABORTED,   /* step<N>-aborted */
     NUM_SAVED_AS
 } SavedAs;

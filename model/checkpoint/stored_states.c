@@ -25,7 +25,8 @@ enum { MAX_SLICES = 16 }; /* threads that convert a chunk */
 
 /* ---- formats --------------------------------------------------------------------------------- */
 
-/* The map of U8 codes: that of the optimizer with such a state of that name. */
+/* The dynamic map of codes with the type U8: the map of an optimizer that has an 8-bit state of
+ * this name. */
 static DType dynamic_map(const char *state, DType otherwise)
 {
     const Optimizer *o;
@@ -58,8 +59,8 @@ static void lay_out(StoredStates *s, const ParamStore *store)
 }
 
 /* Finds the size of FP8 groups, the same for all weights, from the numbers of scales. With small
- * tensors several sizes fit: then it is the run's if all else agrees, and otherwise the smallest,
- * which gives each element the same scale. */
+ * tensors several sizes fit. If so, the function takes the run's size if the format agrees
+ * otherwise, and else the smallest size, which gives each element the same scale. */
 static void choose_group(StoredStates *s, int state, Format there, Format ours,
                          const ParamStore *store, SafeFile *const *files, int count)
 {
@@ -73,7 +74,8 @@ static void choose_group(StoredStates *s, int state, Format there, Format ours,
         if (scales_fit(s, state, files, count))
             return;
     }
-    die("%s%s: the scales of %s fit no size of groups: these are the states of another model",
+    die("%s%s: no group size fits the number of scales of %s: these are the states of another "
+        "model",
         files[0]->path, count > 1 ? " and the files next to it" : "",
         s->optimizer.state[state].name);
 }
@@ -335,7 +337,7 @@ static void shift_sums(const Reading *r, const ParamStore *store)
     }
 }
 
-/* Once for each state, or for those of blocks and of other weights if they differ. */
+/* Reports once per state; twice if the states of blocks and of other weights differ. */
 static void print_conversion(const Reading *r, const ParamStore *store, int state)
 {
     static const char *const where[2] = { " of the blocks", " outside the blocks" };

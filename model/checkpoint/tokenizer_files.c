@@ -16,9 +16,9 @@
 #include "model/formats/file.h"
 
 static const char *const model_files[] = {
-    "config.json", /* not written: tokenizer_files_complete_config merges it */
+    "config.json", /* not written as a file: tokenizer_files_complete_config merges its values */
     "generation_config.json", "preprocessor_config.json",
-    "processor_config.json", /* of models with images */
+    "processor_config.json", /* files of models with images */
 };
 
 /* The files that transformers saves for tokenizers of all classes here, and Mistral's own
@@ -300,9 +300,11 @@ void tokenizer_files_complete_config(json_t *config)
            *text = json_object_get(config, "text_config");
     complete_text(text ? text : config, text ? json_object_get(loaded, "text_config") : loaded);
     if (text && loaded) {
-        json_object_del(loaded, "dtype"); /* of the loaded weights, as the next */
+        /* dtype and quantization_config describe the loaded weights */
+        json_object_del(loaded, "dtype");
         json_object_del(loaded, "quantization_config");
-        json_object_del(loaded, "image_token_id"); /* image_token_index has it */
+        /* the configuration has it as image_token_index */
+        json_object_del(loaded, "image_token_id");
         json_object_update_missing(config, loaded);
     }
     json_decref(loaded);

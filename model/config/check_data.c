@@ -101,7 +101,7 @@ void check_data(Reader *r)
     data_mix_read(r);
     const char *key = r->s->num_datasets > 0 ? "data.datasets" : "data.paths";
     use_datasets(r->s);
-    /* others need data */
+    /* all other runs need data */
     if (c->data.files.num_paths == 0 && c->data.num_mix == 0 && !c->dry_run &&
         !config_forward_only(c))
         die("%s: no training data: give data.paths, a list of token shards, as in "

@@ -51,8 +51,8 @@ void check_images(Reader *r)
             reader_where(r, "optimizer.projector_learning_rate"));
 }
 
-/* where, prefix: of the keys of `f`. questions: it is a downstream task, whose file says which
- * images its questions show. */
+/* where, prefix: place and prefix of the keys of `f`. questions: `f` is a downstream task, whose
+ * file says which images its questions show. */
 void check_images_files(const Config *c, const TokenFiles *f, const char *where, const char *prefix,
                         bool questions)
 {

@@ -85,7 +85,7 @@ static void read_targets(Reader *r)
             reader_where(r, "lora.target_modules"));
 }
 
-/* In the form of the resolved configuration. */
+/* Writes lora.target_modules as the resolved configuration shows it. */
 static void write_targets(Settings *s)
 {
     const Lora *l = &s->c.model.lora;

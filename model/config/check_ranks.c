@@ -35,8 +35,8 @@ static int largest_context(const ModelConfig *m, int most, int world)
     return most;
 }
 
-/* A rank's tokens are whole sixteens, as FP8 GEMMs need. When generating these ranks only share
- * weights, as others of a shard group. */
+/* A rank's number of tokens is a multiple of 16, as FP8 GEMMs need. In generation, context ranks
+ * only shard weights, like other ranks of a shard group. */
 static void check_context(Reader *r)
 {
     enum { MULTIPLE = 16 };
@@ -122,8 +122,8 @@ static void check_pipeline(Reader *r)
     check_schedule_of_stages(r);
 }
 
-/* The same by parallelism.replicate and shard, of a stage of `world` ranks or groups of tensor
- * ranks. */
+/* The number of shards by parallelism.replicate and parallelism.shard, in a stage of `world` ranks
+ * or groups of tensor ranks. */
 static int shard_ranks_of_mesh(Reader *r, int world)
 {
     const int replicate = r->s->fsdp.replicate, shard = r->s->fsdp.shard,
@@ -154,8 +154,8 @@ static int shard_ranks_of_mesh(Reader *r, int world)
     return shards * context;
 }
 
-/* Ranks that share one copy of a stage. Those that share sequences are among them, so that
- * gradients are summed over both. */
+/* The number of ranks that share one copy of a stage. Context ranks are part of this group, so that
+ * gradients are summed over them too. */
 static int shard_ranks(Reader *r)
 {
     const ShardingStrategy strategy = r->s->fsdp.strategy;
@@ -187,8 +187,8 @@ static int shard_ranks(Reader *r)
     return world / replicas;
 }
 
-/* In a stage weights are gathered once per step, and gradients summed once: its micro-batches
- * alternate between two passes. */
+/* With pipeline stages, weights are gathered and gradients summed once per step, because a stage
+ * alternates between forward and backward of different micro-batches. */
 static void complete_strategy(Reader *r)
 {
     const Strategy *s = &r->s->c.strategy;

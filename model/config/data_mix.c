@@ -25,7 +25,7 @@ static void check_alone(const Reader *r)
             where);
 }
 
-/* where: of the source in the configuration. */
+/* where: place of the source in the configuration. */
 static void check_source(Reader *r, const char *where, const DataSource *s)
 {
     const Config *c = &r->s->c;

@@ -56,8 +56,8 @@ static char *choose(const char *option, const char *source)
     return latest;
 }
 
-/* The folder of the adapters' base: `given`, or the one that their file names. The caller owns
- * it. */
+/* The folder of the adapters' base: `given`, or the folder that adapter_config.json names. The
+ * caller owns the text. */
 static char *find_base(const char *option, const char *folder, const char *given)
 {
     char *base = given ? xstrdup(given) : adapter_base(folder);

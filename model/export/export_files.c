@@ -190,8 +190,9 @@ typedef struct Reading {
     uint32_t sum;
     const Entry *viewed; /* the entry of `view`; NULL: none */
     CodedView view;
-    struct Reading *other; /* one for each of x->other; they share `raw` and one `values` */
-    double *total;         /* chunk; NULL: no average */
+    /* one Reading for each model of x->other; all share `raw` and one `values` */
+    struct Reading *other;
+    double *total; /* chunk; NULL: no average */
 } Reading;
 
 /* With memory for `chunk` elements at once. */
@@ -369,7 +370,7 @@ static bool same_view(const Export *x, const Entry *a, const Entry *b)
                       a->tensor.param == b->tensor.param);
 }
 
-/* Sets r->view to that of e, and of all matrices that share a scale with it. */
+/* Sets r->view to the statistics of e and of all matrices that share a scale with e. */
 static void look(Reading *r, const Entry *e)
 {
     if (!coded_looks_first(r->x->coded) || (r->viewed && same_view(r->x, r->viewed, e)))
@@ -415,7 +416,7 @@ static void write_whole(const Export *x, const Entry *e, const CodedView *v)
     }
 }
 
-/* Allocates each tensor's part for n elements. */
+/* Allocates, for each tensor, memory for the codes of n elements. */
 static void open_parts(void *out[CODED_TENSORS], const Export *x, const Entry *e, size_t n)
 {
     CodedTensor to[CODED_TENSORS];

@@ -177,8 +177,9 @@ static double read_theta(const HfConfig *s, const json_t *rope)
     return m.rope_theta;
 }
 
-/* Returns the rope_parameters of full attention. Those of sliding attention must be the same,
- * unscaled; only classes with full_attn_scaled_only support this. */
+/* Returns the rope_parameters of full attention. The rope_parameters of sliding attention must be
+ * equal, except that they are not scaled. Only classes with full_attn_scaled_only support
+ * parameters by layer type. */
 static json_t *full_attention(const HfConfig *s, json_t *full, const json_t *sliding)
 {
     if (!s->class->full_attn_scaled_only)
@@ -269,8 +270,8 @@ static int class_number(const HfConfig *s, const char *key)
     return value ? (int)json_integer_value(value) : k ? (int)k->otherwise : 0;
 }
 
-/* Without layer_types the blocks from max_window_layers on slide, in some classes except every
- * n-th. */
+/* Without layer_types, the blocks from max_window_layers on have a sliding window; in some classes,
+ * every n-th of them has none. */
 static void read_layer_types(ModelConfig *m, const HfConfig *s)
 {
     const json_t *types = get(s->json, "layer_types");
@@ -290,8 +291,8 @@ static void read_layer_types(ModelConfig *m, const HfConfig *s)
     }
 }
 
-/* no_rope_layers has 0 for the blocks without rotation, and 1 for the others; without it every n-th
- * has none. */
+/* no_rope_layers has 0 for a block without rotation, and 1 for a block with it. Without this key,
+ * every n-th block has no rotation. */
 static void read_no_rope(ModelConfig *m, const HfConfig *s)
 {
     const json_t *list = get(s->json, "no_rope_layers");

@@ -21,8 +21,8 @@ typedef enum {
     CHOICE,      /* int or an enum: the value of one of the `words` */
     STRING,      /* char * */
     PATHS,       /* char **paths, int count: a list or a single path */
-    PATTERNS,    /* the same of patterns, char **patterns, int count */
-    NAMES,       /* the same of names, char **names, int count */
+    PATTERNS,    /* as PATHS, with char **patterns, int count */
+    NAMES,       /* as PATHS, with char **names, int count */
     DATASETS,    /* NamedPaths *sets, int count: name: [paths] */
     BETAS,       /* double[2] */
     DURATION,    /* Duration */

@@ -55,7 +55,7 @@ void average_step(ParamStore *store, const Config *c, long step)
 
 bool average_is_complete(const ParamStore *store, const Config *c, const TrainState *s)
 {
-    /* reset_trainer_state: the snapshots are those of the steps before */
+    /* with reset_trainer_state the snapshots are from steps before the reset */
     const bool began_anew = s->step == 0;
     return !began_anew && is_due(s->step, c->average.last * c->average.every) &&
            snapshots(store, c) == c->average.last;

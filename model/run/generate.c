@@ -29,15 +29,15 @@
 enum { MOST_STOPS = 64 };
 
 typedef struct {
-    Config config; /* with the sequence length that these prompts need */
+    Config config; /* the configuration, with the sequence length that these prompts need */
     Model model;
     ParamStore store;
     Prompts prompts;
     ShownImages *images;             /* NULL: prompts show none */
-    const void **rows;               /* of their features: one for each token of a prompt */
+    const void **rows;               /* pointers to features, one for each token of a prompt */
     int stop[MOST_STOPS + 1], stops; /* tokens that end a text */
     float *logits;
-    int *tokens; /* of the continuation */
+    int *tokens; /* tokens of the continuation */
     double prefill_seconds, decode_seconds;
     long prefilled, decoded;
 } Generator;

@@ -50,13 +50,13 @@ struct GpuHealth {
     double seconds;
     bool reads; /* this rank's device gives readings */
     pthread_t thread;
-    pthread_mutex_t mutex; /* of all up to `stop` */
+    pthread_mutex_t mutex; /* guards all members up to `stop` */
     pthread_cond_t wake;
     Window window;
     DeviceHealth now; /* the last reading, and its time */
     double at;
     bool stop;
-    double sum[NUM_SUMS], max[NUM_MAXIMA]; /* of this rank, at the last line */
+    double sum[NUM_SUMS], max[NUM_MAXIMA]; /* values of this rank at the last line */
     /* this rank's counter at the start, and at the last line */
     double first_energy, energy, energy_at;
     double named_errors; /* uncorrectable errors in the last message */

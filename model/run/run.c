@@ -269,7 +269,7 @@ static void print_data(const Run *r)
     fflush(stdout);
 }
 
-/* From r->state's position, which is known before loading if nothing is loaded. */
+/* Counts from the position in r->state, which is known before loading if nothing is loaded. */
 static void check_mix(const Run *r)
 {
     if (r->config->data.num_mix > 0 && !run_is_over(r))

@@ -319,7 +319,8 @@ bool param_comes_first(const UnitLayout *u, const Param *p)
     return u->tensor_ranks > 1 ? p->tensor_ranks > 1 : !u->matrices_first || p->is_operand;
 }
 
-/* Gives the parameters that come first, or the others, their places after those that have one. */
+/* Places the parameters that come first, or the remaining ones, behind the parameters that already
+ * have a place. */
 static void place_params(UnitLayout *u, bool first)
 {
     for (int i = 0; i < u->num_params; i++) {

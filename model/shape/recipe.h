@@ -8,7 +8,7 @@ typedef enum {
     KEEP_ALL, /* every tensor that backward reads */
     /* norm outputs and silu(gate)*up are recomputed from norm inputs, gate and up */
     KEEP_INPUTS,
-    /* each block's input and attention's output: backward reruns the block without attention */
+    /* each block's input and attention's output: backward recomputes the rest of the block */
     KEEP_ATTENTION,
     /* only each block's input: backward reruns the block's forward (gradient checkpointing) */
     KEEP_BLOCK
