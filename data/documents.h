@@ -20,7 +20,7 @@ typedef struct {
     uint64_t *at, count, inside;
 } Begins;
 
-Begins documents_begins(const Shard *s, const DataSpec *spec); /* at is malloc'ed */
+Begins documents_begins(const Shard *s, const DataSpec *spec); /* the caller frees .at */
 
 /* begins[t] = 1 at t = 0 and if token first + t is in b, else 0; t < T. */
 void documents_mark(uint8_t *begins, const Begins *b, uint64_t first, int T);

@@ -15,7 +15,7 @@ typedef struct {
     Begins *begins;          /* (num_shards); NULL: packed, or documents end after an eos */
     ImageFeatures *features; /* NULL: no images */
     uint64_t count;          /* instances */
-    uint64_t tokens;         /* in all files */
+    uint64_t tokens;         /* number of tokens in all files */
     uint64_t fingerprint;    /* hash of everything that the tokens of instances depend on */
 } Instances;
 

@@ -41,7 +41,7 @@ uint64_t loader_source_instances(const Loader *l, int i);
 uint64_t loader_source_fingerprint(const Loader *l, int i);
 DataHashes loader_source_content(const Loader *l, int i);
 PackedData loader_packed(const Loader *l); /* all 0 unless spec->best_fit */
-uint64_t loader_tokens(const Loader *l);   /* in all files */
+uint64_t loader_tokens(const Loader *l);   /* number of tokens in all files */
 int loader_files(const Loader *l);
 /* hash of file names and sizes, T, itemsize, and of documents if they are packed or come from
  * metadata: shows whether data changed */

@@ -21,7 +21,7 @@ typedef enum {
 typedef struct {
     size_t first;
     int length, scored;
-    int characters, bytes; /* of the continuation's text without its first blank */
+    int characters, bytes; /* length of the continuation's text without its first blank */
     size_t first_image;    /* image[first_image] is the first image that the choice shows */
     /* the first choice of this question with the same tokens: itself, or an earlier one */
     int same;

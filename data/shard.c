@@ -23,7 +23,7 @@ enum {
     HEAD_TOKENS = 1000,    /* checked in every file when it is opened */
     MASK_BYTES = 1 << 20,  /* checked in every file that may be a label mask */
     EOS_SAMPLE = 1 << 20,  /* tokens searched for the end of documents, over all files */
-    EOS_FILES = 64,        /* at most this many files are searched */
+    EOS_FILES = 64,        /* maximum number of files that are searched */
 };
 
 typedef struct {

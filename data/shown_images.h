@@ -31,7 +31,7 @@ ShownImages *shown_images_open(const char *key, const char *folder, int rows, in
 /* features_check_tower */
 void shown_images_check_tower(const ShownImages *f, uint64_t tower, const char *model, bool quiet);
 void shown_images_close(ShownImages *f);        /* NULL: nothing */
-uint64_t shown_images_id(const ShownImages *f); /* of the folder */
+uint64_t shown_images_id(const ShownImages *f); /* id of the folder */
 bool shown_images_f32(const ShownImages *f);    /* values are F32, else BF16 */
 
 /* row[0 .. count - 1]: where the features of each token `image_id` are, NULL for other tokens.

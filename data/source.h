@@ -9,7 +9,7 @@ typedef struct {
     Instances instances;
     char *name;    /* NULL: data.paths */
     uint64_t size; /* instances of an epoch */
-    uint64_t most; /* of a mixture: instances that may be used, repetitions included */
+    uint64_t most; /* with a mixture: number of instances that may be used, repetitions included */
     double max_repetition;
     /* (size) the instances that are used if not all are; NULL: all, or not yet */
     uint32_t *chosen;

@@ -46,7 +46,7 @@ static inline size_t nf4_group_bytes(bool plain)
     return plain ? sizeof(Nf4PlainGroup) : sizeof(Nf4Group);
 }
 
-static inline size_t nf4_groups(size_t rows, size_t cols) /* of one tensor */
+static inline size_t nf4_groups(size_t rows, size_t cols) /* number of groups of one tensor */
 {
     return (rows * cols + NF4_GROUP - 1) / NF4_GROUP;
 }

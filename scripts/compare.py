@@ -18,7 +18,7 @@ SECONDS, TOKENS = "throughput/device/seconds_total", "throughput/total_tokens"
 
 
 def train(options, recipe, folder, more):
-    """Unless the same command has trained it already."""
+    """Trains a run, unless the same command has trained it already."""
     command = [*options.launch.split(), "-n", str(options.ranks), options.train, options.config, f"--recipe={recipe}",
                f"--run_name={recipe}", f"--save_folder={folder}", "--save_num_checkpoints_to_keep=0",
                "--save_interval_unsharded=null", "--save_interval_ephemeral=null", *options.rest, *more]

@@ -127,7 +127,7 @@ def resolve_all(c):
 # ---- recipes ----------------------------------------------------------------------------------------------------------------
 
 def one_format(c, names, default):
-    """The format that these keys share. Their values are E4M3 or E5M2."""
+    """The format that all these keys have. The values of the keys are E4M3 or E5M2."""
     given = {name: str(c.take(name)).lower() for name in names if c.theirs.get(name) is not None}
     for name, value in given.items():
         if value not in ("e4m3", "e5m2"):

@@ -153,7 +153,7 @@ def hash_of(path):
     try:
         with open(path, "rb") as file:
             return hashlib.sha256(file.read()).hexdigest()
-    except (OSError, ValueError) as problem:            # ValueError: of a name
+    except (OSError, ValueError) as problem:            # ValueError: the name is not a possible file name
         raise Bad(f"{path}: {getattr(problem, 'strerror', problem)}; expected pictures that can be read")
 
 

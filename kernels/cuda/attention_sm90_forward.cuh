@@ -51,7 +51,7 @@ __device__ inline Item item_of(const Forward &w, int ticket, int rank)
         return { 0, 0, 0, 0, -1 };
     const Packed d = document_of(w, ticket / H);
     const int count = (d.length + KEYS - 1) / KEYS, i = ticket - d.first * H;
-    /* of a key/value head */
+    /* bytes of a key/value head */
     const int64_t bytes = (int64_t)count * KEYS * w.D * 2 * (int)sizeof(bf16);
     const int fit = max(1, min(w.K, (int)(CACHED / bytes))), parts = (w.K + fit - 1) / fit;
     const int most = (w.K + parts - 1) / parts * (H / w.K);
@@ -118,7 +118,7 @@ template <int D, int HEADS>
 __device__ void load(ForwardShared<D> &s, const Forward &w, const CUtensorMap *qkv, int rank)
 {
     Ring<STAGES> ring;
-    int head = -1, n = 0; /* of the values to load next */
+    int head = -1, n = 0; /* head and first token of the values to load next */
     for (int i = 0;; i++) {
         const Item item = item_of<HEADS>(w, next_ticket<HEADS>(s.tickets, w.ticket, i, rank), rank);
         barrier_wait(&s.q_empty[i & 1], (i >> 1 & 1) ^ 1);

@@ -33,7 +33,7 @@ static Group groups[] = { { RANKS_ALL, 0 },     { RANKS_SHARD, true },  { RANKS_
                           { RANKS_CONTEXT, 0 }, { RANKS_TENSOR, true }, { RANKS_STAGE, true } };
 enum { NUM_GROUPS = sizeof groups / sizeof groups[0] };
 static ncclComm_t all, tensor_sums;
-/* to a neighbour, and from it: two ranks each */
+/* communicators of two ranks: to a neighbour, and from it */
 static ncclComm_t sends[NUM_NEIGHBOURS], receives[NUM_NEIGHBOURS];
 /* all of these, in the order in which all ranks make them */
 static ncclComm_t links[2 * NUM_NEIGHBOURS];

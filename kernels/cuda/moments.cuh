@@ -25,7 +25,7 @@ struct Moment {
  * half: so neighbouring threads access whole sectors of memory, whatever they load. */
 struct Codes {
     uint2 half[2];
-    uint32_t scale; /* of the group; expanded: fp8_pair of kernels/fp8.h */
+    uint32_t scale; /* scale of the group; with expansion, fp8_pair of kernels/fp8.h */
 };
 
 __device__ static inline float pair_scale(uint32_t pair)

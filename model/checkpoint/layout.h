@@ -93,7 +93,7 @@ typedef struct {
     int count;
     Found from;
     void *raw;    /* space for the elements in the file's type */
-    uint32_t sum; /* of the fetched bytes, if the tensor has a checksum */
+    uint32_t sum; /* CRC-32C of the fetched bytes, if the tensor has a checksum */
 } PieceReader;
 Found layout_find(const Piece *p, SafeFile *const *files, int count);
 void layout_fetch(PieceReader *r, void *to, const char *dtype, size_t at, size_t n);

@@ -240,7 +240,7 @@ static void compare_blocks(const char *folder, const ModelConfig *t, const Model
              folder, rope[t->rope_scaling.type], rope[c->rope_scaling.type]);
 }
 
-/* -1: of a model of text only. */
+/* The id of the image token; -1 if the model reads only text. */
 static double image_token(const ModelConfig *m)
 {
     return m->image.feature_size > 0 ? m->image.token_id : -1;

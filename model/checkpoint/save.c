@@ -197,7 +197,7 @@ static size_t write_descriptions(void)
     const size_t tower = c->model.lora.rank > 0 ? 0 : tower_write(save.folder, map, files, sums);
     json_t *config = hf_config(&c->model, c->recipe.master.dtype);
     tokenizer_files_complete_config(config);
-    if (c->model.lora.rank > 0) { /* with a config.json the folder would be a model */
+    if (c->model.lora.rank > 0) { /* a folder with a config.json would count as a whole model */
         tokenizer_files_keep_eos(config);
         json_decref(config);
         write_adapter_config(c);

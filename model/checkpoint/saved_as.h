@@ -21,6 +21,7 @@ const char *saved_as_name(SavedAs s); /* in trainer.json */
 bool saved_as_ours(const char *folder);
 bool saved_as_with_states(const char *folder);
 
-/* Whether a checkpoint's config.yaml names that save_folder: 1: yes; 0: another one; -1: none, or a
- * relative path, which may be that of another project. */
+/* Compares the save_folder in a checkpoint's config.yaml with `save_folder`. 1: it is the same; 0:
+ * it is another folder; -1: there is none, or it is a relative path, which may belong to another
+ * project. */
 int saved_as_in(const char *folder, const char *save_folder);

@@ -81,7 +81,7 @@ static void check_set(const Config *c, int i, FILE *f, uint64_t sum[2])
 
 char *evaluate_check(const Config *c)
 {
-    enum { LINES = 4 }; /* at most: the header of a run fits on a screen */
+    enum { LINES = 4 }; /* maximum, so that the header of a run fits on a screen */
     char *text;
     FILE *f = xtext(&text);
     uint64_t sum[2] = { 0 };

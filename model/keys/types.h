@@ -91,7 +91,7 @@ typedef struct {
     struct {
         ShardingStrategy strategy;
         int replicas;         /* 0: one per host */
-        int replicate, shard; /* of parallelism.*; 0: not given */
+        int replicate, shard; /* parallelism.replicate and .shard; 0: not given */
         int precision;        /* FsdpPrecision or NOT_GIVEN */
         int grad_sync_mode;   /* GradSum or NOT_GIVEN */
     } fsdp;

@@ -21,7 +21,7 @@ static bool has_scales_of_step(const Stream *s)
 struct Planner {
     Arena *arena, *amaxes;
     Model *m;
-    Stream *stream; /* to whose units they belong */
+    Stream *stream; /* the stream to whose units the tensors belong */
     const ParamStore *store;
     bool transposes;
     Keep keep;

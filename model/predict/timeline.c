@@ -20,7 +20,7 @@ typedef struct {
     int count[NUM_QUEUES], next[NUM_QUEUES];
     double at[NUM_QUEUES]; /* when its last event ended */
     double *mark;          /* [marks] when it was reached; NAN: not yet */
-    /* of the queue's last work; [marks] of the last work before it */
+    /* the use of the queue's last work; [marks] the use of the last work before the mark */
     TimeUse last[NUM_QUEUES], *cause;
     /* [events] of computation: time that work on other queues takes from it */
     double *taken;

@@ -61,7 +61,7 @@ struct GpuHealth {
     double first_energy, energy, energy_at;
     double named_errors; /* uncorrectable errors in the last message */
     unsigned named;
-    long tokens, step; /* at the last line, and its time */
+    long tokens, step; /* tokens and step at the last line; the time of this line */
     double time;
 };
 
@@ -220,7 +220,7 @@ static void write_line(Log *log, long step, const double *sum, const double *max
     set(o, "system/gpu_power_watts_max", max[MAX_POWER]);
     set(o, "system/gpu_power_limit_watts", sum[SUM_LIMIT] / n);
     set(o, "system/gpu_energy_joules", sum[SUM_ENERGY]);
-    /* of all ranks, or of none */
+    /* set if all ranks have readings */
     set(o, "system/tokens_per_joule", n == comm_size() ? rate / sum[SUM_POWER] : NAN);
     set(o, "system/gpu_temperature_celsius", sum[SUM_TEMPERATURE] / n);
     set(o, "system/gpu_temperature_celsius_max", max[MAX_TEMPERATURE]);

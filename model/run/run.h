@@ -26,7 +26,7 @@ typedef struct {
     bool save_is_due; /* a save is due, but was delayed by a step that was not finite */
     /* no finite loss since saved_step: that save must not be published yet */
     bool unproven;
-    Batch batch;     /* of the last step */
+    Batch batch;     /* batch of the last step */
     uint8_t *begins; /* of pieces.h */
     bool diverged;   /* the last loss is far above that of an untrained model */
 } Run;

@@ -78,7 +78,7 @@ typedef struct {
     char name[HF_NAME];
     int unit, param; /* index into UnitLayout.param */
     size_t first, rows, cols;
-    bool adapter; /* in an adapter's file, in PEFT's format */
+    bool adapter; /* stored in an adapter's file, in PEFT's format */
     /* trained with adapters and stored in their file, under the name that hf_adapter_name gives */
     bool with_adapter;
     bool vector; /* one-dimensional: (cols), rows = 1 */

@@ -207,7 +207,7 @@ typedef struct Model {
     int num_sets;
     Offload offload;
     ImageBuffers image;
-    ImageRows images; /* of the next batch: see model_use_images */
+    ImageRows images; /* images of the next batch: see model_use_images */
     Outgoing outgoing[NUM_NEIGHBOURS];
 
     /* the head */

@@ -165,7 +165,7 @@ typedef struct {
 } DataSource;
 
 enum { MOST_DOUBLINGS = 16 }; /* of batch_size_warmup */
-/* of data.mix; bytes of a name with its final zero */
+/* maximum number of sources of data.mix; bytes of a source's name with its final zero */
 enum { MOST_SOURCES = 64, SOURCE_NAME = 64 };
 
 typedef struct {
@@ -275,7 +275,8 @@ typedef struct {
 
     struct {
         TokenFiles files;
-        /* instead of the paths of `files`; their other settings apply to all sources */
+        /* sources instead of the paths of `files`; the other settings of `files` apply to all
+         * sources */
         DataSource *mix;
         int num_mix;
         LongDocuments long_documents;

@@ -22,7 +22,7 @@ static int linear_parts(int rows[MAX_PARTS], const ModelConfig *c, Linear linear
     return count;
 }
 
-/* Whether the i-th of these has an adapter. */
+/* Whether the i-th module of `linear` has an adapter. */
 static bool is_targeted(const ModelConfig *c, Linear linear, int i)
 {
     static const LoraModule first_module[NUM_LINEARS] = { LORA_Q, LORA_O, LORA_GATE, LORA_DOWN };

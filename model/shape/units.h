@@ -102,8 +102,8 @@ typedef struct {
     Split split;
     Init init;
     Condition condition;
-    Linear linear;                      /* of the matrix, the bias or the adapter */
-    int (*count)(const ModelConfig *c); /* of items; NULL: one */
+    Linear linear;                      /* the layer of the matrix, the bias or the adapter */
+    int (*count)(const ModelConfig *c); /* number of items; NULL: one */
 } ParamRow;
 
 struct Model;
@@ -116,7 +116,7 @@ typedef struct {
 } BackwardStep;
 
 typedef struct UnitKind {
-    const char *name; /* in messages and traces */
+    const char *name; /* name in messages and traces */
     /* number of consecutive units of this kind in a model; NULL: all layers that belong to no other
      * kind */
     int (*count)(const ModelConfig *c);
