@@ -32,7 +32,7 @@ def no_constant(name):
 
 
 def read_entry(line, where):
-    """The object of a line."""
+    """The JSON object of a line."""
     try:
         entry = json.loads(line, parse_constant=no_constant)
     except RecursionError:

@@ -60,7 +60,7 @@ def read(folder):
 
 
 def differences(runs, first, name):
-    """Mean loss and, in brackets, its mean difference from the same seeds' of the first recipe."""
+    """Mean loss and, in brackets, the mean difference from the first recipe's losses with the same seeds."""
     percent = [100 * (run["losses"][name] / base["losses"][name] - 1) for run, base in zip(runs, first)]
     error = f" +- {statistics.stdev(percent) / len(percent) ** 0.5:.2f}" if len(percent) > 1 and runs is not first else ""
     return f"{statistics.mean(run['losses'][name] for run in runs):.4f} ({statistics.mean(percent):+.2f}{error} %)"

@@ -6,7 +6,7 @@ from config_keys import known, other_names, shown
 NAME = "OLMo or COAT"
 SECTIONS = ("model", "optimizer", "quantize_model", "quantize_optimizer", "fsdp", "global_train_batch_size", "max_duration")
 
-# Keys with one value that ./train computes with. Other values of the first list are another model.
+# Keys of which ./train supports one value. With other values of the first list it is another model.
 MODEL = {
     "activation_type": ("swiglu", "the MLP is SwiGLU"), "block_type": ("sequential llama", "attention, then MLP"),
     "rope": ("true", "positions are rotary"), "alibi": ("false", "positions are rotary"),

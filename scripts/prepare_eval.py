@@ -128,7 +128,7 @@ def load_tokenizer(path):
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as problem:        # tokenizers raises nothing more exact
         sys.exit(f"error: {file}: {problem}; expected a tokenizer.json")
-    tokenizer.no_truncation()           # many files set both
+    tokenizer.no_truncation()           # many files set truncation and padding
     tokenizer.no_padding()
     sample = tokenizer.encode("a")
     first = sample.special_tokens_mask.index(0) if 0 in sample.special_tokens_mask else 0
