@@ -83,7 +83,7 @@ def compare(options, name, root):
     merged = logits_of(load(export(options, step, f"{root}/merged", "f32")), golden)
     off = ((merged - logits).abs().max() / logits.abs().max()).item()
     assert off <= 1e-5, f"the export of our adapters: off by {off:.2g} of the largest logit"
-    os.mkdir(f"{root}/bare")           # the files of a run that users publish
+    os.mkdir(f"{root}/bare")           # what is published of a run
     for file in ("adapter_config.json", TENSORS):
         shutil.copy(f"{step}/{file}", f"{root}/bare")
     _, loss = train(options, root, "again", f"{root}/bare", 0, 1)

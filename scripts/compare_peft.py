@@ -78,7 +78,7 @@ def from_train(options, root, original, tokens, settings):
     moved = (logits - round_trip.logits_of(original, tokens)).abs().max().item()
     assert moved > 0.01, f"the adapters change logits by {moved:.2g} only"
 
-    bare = os.path.join(root, "bare")           # the files of a run that users publish
+    bare = os.path.join(root, "bare")           # what is published of a run
     os.mkdir(bare)
     for name in ("adapter_config.json", TENSORS):
         shutil.copy(os.path.join(step, name), bare)

@@ -194,10 +194,10 @@ def try_class(name, config, scaling):
         declared = fields(loaded)
         keys = set(declared) | taken() | generation() | asked
         found = dict(base=base, keys=try_keys(folder, base, None, keys, declared, expected, tokens))
-        # for OLMo-3, versions of transformers read another rope_theta differently
+        # versions differ in what another rope_theta means for OLMo-3
         scaled = base | dict(rope_theta=500000.0 if name.startswith("Olmo3") else 10000.0, rope_scaling=scaling)
         write(folder, scaled)
-        if effect_of(folder, expected, tokens) == "model":      # in transformers 4 only some classes read rope_scaling
+        if effect_of(folder, expected, tokens) == "model":      # transformers 4 had scaling in some classes only
             expected, _, _ = record(folder, tokens)
             rope = rotation() | {"type"}
             found |= dict(scaled=scaled, rope_keys=try_keys(folder, scaled, "rope_scaling", rope, {}, expected, tokens))

@@ -85,7 +85,7 @@ def logits_of(model, batch):
 
 
 def check_matters(model, batch):
-    """A test with an adapter that changes nothing would prove nothing."""
+    """An adapter that changes nothing would prove nothing."""
     with torch.no_grad():
         logits = logits_of(model, batch)
         for name, p in trained(model).items():

@@ -102,9 +102,9 @@ void *device_host_alloc(size_t bytes, const char *what)
     CHECK(i < MAX_PIECES, "device_host_alloc: more than %d allocations", MAX_PIECES);
     char *p = pin(whole);
     if (!p && what)
-        die("the system cannot pin %.2f GiB of host memory for %s. ulimit -l or the memory limit "
-            "of the container may be too low; --offload.activations=never and the other keys of "
-            "offload.* keep tensors on the GPU",
+        die("the system does not pin %.2f GiB of host memory for %s. ulimit -l, the container or "
+            "its memory limit may forbid it; "
+            "host.activations=never and the other keys of host.* keep all on the GPU",
             (double)bytes / (1 << 30), what);
     if (!p)
         return xcalloc(bytes ? bytes : 1, 1);

@@ -81,8 +81,8 @@ static bool sums_once(Model *m, ParamStore *store, const Config *c, ShardChoice 
     return agree_least(gains && bytes_in(m, store, c, p) <= memory_of_device(c) - spare(c));
 }
 
-/* Sets *choice, a member of *p, to the largest number from `least` to `largest` with which the plan
- * takes at most `bytes` bytes. Memory grows with this number. Returns `least` if no number fits. */
+/* The largest number from `least` to `largest`, put into *choice of *p, with which the plan takes
+ * at most so many bytes: memory grows with it. `least` if none does. */
 static int largest_that_fits(Model *m, ParamStore *store, const Config *c, ShardChoice *p,
                              int *choice, int least, int largest, double bytes)
 {
