@@ -182,7 +182,7 @@ static void plan_with(Model *m, ParamStore *store, const Config *c, int stage, i
                       s->grad_sum != SUM_OFTEN,
                       s->gathering == GATHER_ONCE ? unit_count(&c->model) : 0,
                       .pipe = pipeline_of(c, stage) };
-    if (c->dry_run) { /* for ranks that may not exist here; all ranks get the same size */
+    if (c->dry_run) { /* for ranks that may not exist here; all have as much */
         p.shards = s->shard_ranks;
         p.rank = 0;
     }
