@@ -349,7 +349,7 @@ static _Noreturn void end_for_data(Run *r, int lost, const char *problem)
         die("%s; step %ld has no data, and %s", problem, r->state.step + 1,
             folder_say_latest(r->config->save_folder));
     while (true)
-        comm_barrier(); /* that rank ends all */
+        comm_barrier(); /* the rank with the problem ends all ranks */
 }
 
 static void train(Run *r)
@@ -361,7 +361,7 @@ static void train(Run *r)
     if (samples_owed(r))
         stop |=
             samples_write(r->samples, &r->model, &r->store, r->log, r->state.step, &asked_to_stop);
-    /* an earlier process ended before */
+    /* an earlier process ended before that */
     if (average_is_complete(&r->store, c, &r->state) && !average_is_written(c, &r->state))
         stop |= use_average(r);
     int lost = 0;                                    /* steps in a row that were not finite */
@@ -380,7 +380,7 @@ static void train(Run *r)
         log_step(r->log, &t);
         gpu_health_step(r->health, t.step, t.tokens);
         divergence_warn(r, &t);
-        if (t.spike && c->spikes == SPIKES_STOP) /* the store is still that of `before` */
+        if (t.spike && c->spikes == SPIKES_STOP) /* the store still has the weights of `before` */
             divergence_end_spike(r, &before);
         average_step(&r->store, c, t.step);
         lost = t.finite ? 0 : lost + 1;

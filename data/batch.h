@@ -6,18 +6,18 @@
 #include <stdint.h>
 
 typedef struct {
-    int sequences; /* of this rank in this step */
+    int sequences; /* number of this rank's sequences in this step */
     int *tokens;   /* (sequences, T) */
     /* (sequences, T): the next token; -1 at the last position and where masked */
     int *targets;
     uint8_t *begins; /* (sequences, T): 1 where a document begins */
-    /* (sequences, T): features of a token, mapped; NULL: it shows no image. images NULL: a model of
-     * text only */
+    /* (sequences, T): pointer to the features of a token, in a mapped file; NULL: the token shows
+     * no image. images NULL: the model reads only text */
     const void **images;
-    bool images_f32; /* they are F32, else BF16 */
+    bool images_f32; /* the features are F32; false: BF16 */
     /* (sequences): number of each instance in its source; UINT32_MAX: empty */
     uint32_t *index;
-    uint8_t *source; /* (sequences): of the mixture; 0 without */
+    uint8_t *source; /* (sequences): source of the mixture; 0 without a mixture */
     /* sequences of each source of the mixture in this step, over all ranks */
     uint32_t share[MIX_MOST];
     long labels; /* targets >= 0 of this rank */

@@ -109,8 +109,7 @@ static void each_by_metadata(const Shard *s, const DataSpec *spec, DocumentFn *t
                 path, line, row, s->path, remedy, documents_by_eos(spec));
         if (!fits)
             die("%s:%ld: found a document of tokens %llu to %llu, expected one within %llu to "
-                "%llu, after the previous row and in "
-                "%s. %s: %s",
+                "%llu: it must begin after the previous row's document and lie in %s. %s: %s",
                 path, line, (unsigned long long)start, (unsigned long long)end,
                 (unsigned long long)before, (unsigned long long)s->num_tokens, s->path, remedy,
                 documents_by_eos(spec));

@@ -11,7 +11,7 @@ typedef void DocumentFn(void *arg, uint64_t start, uint64_t end);
  * damaged, or does not fit, naming file and line. */
 void documents_each(const Shard *s, const DataSpec *spec, DocumentFn *take, void *arg);
 
-/* The setting that makes documents of these data end after an eos, for messages. */
+/* For messages: the setting that makes documents of these data end after an eos. */
 const char *documents_by_eos(const DataSpec *spec);
 
 /* The tokens at which, by metadata, a document begins, or a range in no document. inside: number of
@@ -20,7 +20,7 @@ typedef struct {
     uint64_t *at, count, inside;
 } Begins;
 
-Begins documents_begins(const Shard *s, const DataSpec *spec); /* at is malloc'ed */
+Begins documents_begins(const Shard *s, const DataSpec *spec); /* the caller frees .at */
 
 /* begins[t] = 1 at t = 0 and if token first + t is in b, else 0; t < T. */
 void documents_mark(uint8_t *begins, const Begins *b, uint64_t first, int T);

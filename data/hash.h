@@ -14,5 +14,5 @@ static const uint64_t HASH_OF_NOTHING = 0xcbf29ce484222325;
 uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes);
 
 /* Extends `hash` by 4096 bytes each from the start, the middle and the end of a mapped file. Reads
- * no other pages from disk: two, if the start is in memory. */
+ * only these pages from disk; two pages, if the start is in memory. */
 uint64_t hash_pages(uint64_t hash, const void *map, size_t bytes);

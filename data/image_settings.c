@@ -52,7 +52,7 @@ static char *shown(const json_t *value)
     return text ? text : xstrdup("not given");
 }
 
-/* `settings` of a part, whose values in the folder are those of `found`, in the file `name`. */
+/* Compares the settings of one part with the values `found` in the folder's file `name`. */
 static char *differing(const json_t *settings, const json_t *found, const char *name)
 {
     const char *key;

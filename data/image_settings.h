@@ -10,6 +10,7 @@
 #pragma once
 #include <jansson.h>
 
-/* What differs in the folder of a model, as a text that the caller owns; NULL: nothing, or the
- * folder has no vision_config. Without the file of a part, that part is not compared. */
+/* Compares the settings with those in the folder of a model. Returns a text about the difference,
+ * which the caller owns; NULL: there is none, or the folder has no vision_config. If the folder
+ * lacks a file, the settings of that file are not compared. */
 char *image_settings_differing(const json_t *settings, const char *model);

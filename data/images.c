@@ -55,8 +55,8 @@ static void open_file(ImageFeatures *f, const json_t *entry, const char *path, i
     f->file[i] = map_file(&bytes, f->key, file);
     f->first[i + 1] = f->first[i] + (uint64_t)images;
     if (bytes != (uint64_t)images * image_bytes(f))
-        die("%s: %s has %zu bytes; %lld images of %d rows of %d values of %zu bytes have %llu: "
-            "truncated? Copy it again, or %s",
+        die("%s: %s has %zu bytes; %lld images of %d rows of %d values of %zu bytes need %llu "
+            "bytes: truncated? Copy it again, or %s",
             f->key, file, bytes, (long long)images, f->rows, f->cols, item_bytes(f),
             (unsigned long long)images * image_bytes(f), MAKE);
     free(file);
@@ -66,13 +66,12 @@ static void check_sizes(const ImageFeatures *f, int rows, int cols, const char *
 {
     if (f->cols != cols)
         die("%s: %s: a row has %d values, but the model's projector reads %d "
-            "(model.image_feature_size): these are features of "
-            "another vision tower. Make them with the model's folder",
+            "(model.image_feature_size): these are features of another vision tower. Make the "
+            "features again with the model's folder",
             f->key, path, f->cols, cols);
     if (f->rows != rows)
         die("%s: %s: an image has %d rows, but the model has %d tokens for each "
-            "(model.image_tokens). Make the features with the "
-            "model's folder",
+            "(model.image_tokens). Make the features again with the model's folder",
             f->key, path, f->rows, rows);
 }
 
@@ -126,9 +125,8 @@ static void check_settings(const ImageFeatures *f, const char *model, bool quiet
              f->key, f->folder, model, model);
     char *wrong = f->settings ? image_settings_differing(f->settings, model) : NULL;
     if (wrong)
-        die("%s: %s/features.json: these features are of other settings than those of %s: %s. Make "
-            "them anew with that folder: "
-            "scripts/make_image_features.py --model %s",
+        die("%s: %s/features.json: the settings of these features differ from the settings of %s: "
+            "%s. Make the features again: scripts/make_image_features.py --model %s",
             f->key, f->folder, model, wrong, model);
 }
 
@@ -252,9 +250,8 @@ static void open_index(void *who, Shard *s, const char *path)
     const uint64_t tokens = s->images_before[s->num_tokens / BLOCK + 1],
                    expected = s->num_images * (uint64_t)f->rows;
     if (tokens != expected)
-        die("%s: %s has %llu images of %d tokens, which are %llu, but %s has %llu tokens of the id "
-            "%d (model.image_token_id). Does "
-            "the index belong to these tokens?",
+        die("%s: %s has %llu images of %d tokens each, %llu tokens in all, but %s has %llu tokens "
+            "with the id %d (model.image_token_id). Does the index belong to these tokens?",
             key, path, (unsigned long long)s->num_images, f->rows, (unsigned long long)expected,
             s->path, (unsigned long long)tokens, spec->image_token_id);
     check_entries(s, f, key, path);

@@ -94,9 +94,8 @@ static void find_begins(Instances *s)
         inside += s->begins[f].inside;
     }
     if (inside < s->tokens && !s->spec.reopened)
-        warn("%s: %llu of %llu tokens are in no document by their metadata; packing concat still "
-             "trains on them, best_fit "
-             "does not",
+        warn("%s: by the metadata, %llu of %llu tokens are in no document; packing concat still "
+             "trains on them, best_fit does not",
              s->shards[0].key, (unsigned long long)(s->tokens - inside),
              (unsigned long long)s->tokens);
 }

@@ -5,7 +5,7 @@
 #include "data/packing.h"
 
 typedef struct {
-    DataSpec spec; /* without its paths, which the caller owns */
+    DataSpec spec; /* the spec, without its paths, which the caller owns */
     Shard *shards; /* (num_shards) */
     int num_shards;
     /* (num_shards + 1): instances (packed: tokens) in all files before this one; the last: in
@@ -15,8 +15,8 @@ typedef struct {
     Begins *begins;          /* (num_shards); NULL: packed, or documents end after an eos */
     ImageFeatures *features; /* NULL: no images */
     uint64_t count;          /* instances */
-    uint64_t tokens;         /* in all files */
-    uint64_t fingerprint;    /* hash of all that decides the tokens of instances */
+    uint64_t tokens;         /* number of tokens in all files */
+    uint64_t fingerprint;    /* hash of everything that the tokens of instances depend on */
 } Instances;
 
 /* Opens and checks the files, and finds and packs the documents if spec says so. Dies on errors,
@@ -24,8 +24,8 @@ typedef struct {
 Instances instances_open(const DataSpec *spec, int batch);
 void instances_close(Instances *s);
 
-/* One sequence; T elements each. images: features of a token, or NULL; NULL in a model of text
- * only. */
+/* One sequence; T elements each. images: pointers to the features of tokens, or NULL; NULL if the
+ * model reads only text. */
 typedef struct {
     int *tokens, *targets;
     uint8_t *begins;

@@ -33,29 +33,29 @@
 #include <string.h>
 #include <time.h>
 
-enum { ENTRIES = 3 }; /* one held by the caller, two ready */
+enum { ENTRIES = 3 }; /* one batch held by the caller, two ready */
 
 typedef struct {
     Batch batch;      /* owns its arrays, sized for a full step */
     LoaderState next; /* position after this step */
-    bool end;         /* no step: the unshuffled pass is over, or the limit reached */
-    char error[4096]; /* no step: error of the data; "": none */
+    bool end;         /* there is no step: the unshuffled pass is over, or the limit is reached */
+    char error[4096]; /* the error in the data, if there is no step for that reason; else "" */
 } Entry;
 
 struct Loader {
     Sources sources;
-    DataSpec spec; /* without paths and sources */
+    DataSpec spec; /* the spec, without paths and sources */
     int batch, rank, world;
 
-    LoaderState position; /* of the step that loader_next returns next */
+    LoaderState position; /* position of the step that loader_next returns next */
     Doubling doubling;
-    uint64_t steps, ahead_steps; /* since loader_double: of the caller, of the thread */
-    bool held;                   /* the caller reads entry tail */
+    uint64_t steps, ahead_steps; /* steps since loader_double, of the caller and of the thread */
+    bool held;                   /* the caller reads the entry `tail` */
     uint64_t left;               /* steps until the limit */
 
     uint64_t shuffled;   /* the epoch that the thread shuffles */
     LoaderState ahead;   /* position of the step that the thread fills next */
-    uint64_t ahead_left; /* steps until the limit, from there */
+    uint64_t ahead_left; /* steps until the limit, from `ahead` on */
 
     Entry entries[ENTRIES];
     uint64_t head, tail; /* entries filled and returned since the thread was started */
@@ -119,7 +119,7 @@ static Row row_of(const Loader *l, const Batch *b, int i)
                   b->images ? b->images + at : NULL };
 }
 
-/* For read_instance within map_read. */
+/* The argument of read_instance, which map_read calls. */
 typedef struct {
     const Loader *loader;
     const Source *source;
@@ -173,8 +173,8 @@ static bool fill_positions(Loader *l, Entry *entry, const LoaderState *s, uint64
     return true;
 }
 
-/* The same with a mixture. All ranks walk through all positions; each loads the orders and
- * instances of its own. */
+/* The same with a mixture. All ranks walk through all positions, but each rank loads the orders and
+ * instances of its own positions only. */
 static bool fill_mixed(Loader *l, Entry *entry, SourcePosition position[MIX_MOST], uint64_t count)
 {
     Batch *b = &entry->batch;
@@ -304,7 +304,7 @@ Loader *loader_open(const DataSpec *spec, int batch, int rank, int world)
     return l;
 }
 
-/* For open_loader within error_catch. */
+/* The argument of the function that error_catch calls. */
 typedef struct {
     const DataSpec *spec;
     int batch, rank, world;

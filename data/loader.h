@@ -6,8 +6,8 @@
 #include "data/mix.h"
 #include "data/spec.h"
 
-/* instance: next one of the epoch, over all ranks. With a mixture only `source` is used; entries
- * that the mixture does not have stay as they are. */
+/* instance: the next instance of the epoch, over all ranks. With a mixture only `source` is used;
+ * its entries beyond the sources of the mixture do not change. */
 typedef struct {
     uint64_t epoch, instance;
     SourcePosition source[MIX_MOST];
@@ -23,9 +23,9 @@ Loader *loader_open(const DataSpec *spec, int batch, int rank, int world);
 /* The same, but instead of dying it returns NULL and sets *problem to the message, malloc'ed; else
  * *problem is NULL. */
 Loader *loader_try_open(char **problem, const DataSpec *spec, int batch, int rank, int world);
-/* per epoch (of each source), before dropping the tail */
+/* number of instances per epoch (of each source), before the tail is dropped */
 uint64_t loader_instances(const Loader *l);
-/* of an epoch from there on; 0: of a whole epoch */
+/* number of steps of an epoch from that instance on; 0: of a whole epoch */
 uint64_t loader_steps(const Loader *l, uint64_t instance);
 
 /* For data.mix. given: instances taken since the mixture last changed. left: instances from the
@@ -36,11 +36,12 @@ uint64_t loader_left(const Loader *l);
 char *loader_lack(const Loader *l, uint64_t steps);
 
 /* Source i of a mixture. fingerprint, content: as those of the loader, below. */
-uint64_t loader_source_instances(const Loader *l, int i); /* of an epoch of it */
+/* number of instances of an epoch of the source */
+uint64_t loader_source_instances(const Loader *l, int i);
 uint64_t loader_source_fingerprint(const Loader *l, int i);
 DataHashes loader_source_content(const Loader *l, int i);
 PackedData loader_packed(const Loader *l); /* all 0 unless spec->best_fit */
-uint64_t loader_tokens(const Loader *l);   /* in all files */
+uint64_t loader_tokens(const Loader *l);   /* number of tokens in all files */
 int loader_files(const Loader *l);
 /* hash of file names and sizes, T, itemsize, and of documents if they are packed or come from
  * metadata: shows whether data changed */
@@ -62,5 +63,5 @@ void loader_double(Loader *l, const uint64_t *until, int count);
 
 /* At most `steps` will be requested from now on: reads and shuffles nothing for later ones. */
 void loader_limit(Loader *l, uint64_t steps);
-LoaderState loader_state(const Loader *l); /* of the step that loader_next returns next */
+LoaderState loader_state(const Loader *l); /* position of the step that loader_next returns next */
 void loader_close(Loader *l);

@@ -23,7 +23,8 @@ typedef struct Map {
 
 static Map *maps;
 
-/* For this thread: where to jump if a byte cannot be read, and the message. back NULL: die. */
+/* If a byte cannot be read, this thread jumps to *back and leaves the message; back NULL: it
+ * dies. */
 static _Thread_local struct {
     sigjmp_buf *back;
     char *problem;

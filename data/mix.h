@@ -8,7 +8,7 @@ enum { MIX_MOST = 64, MIX_NAME = 64 }; /* sources; bytes of a name with its fina
 typedef struct {
     int count;
     uint64_t weight[MIX_MOST]; /* > 0: ratio in units of 1e-9 */
-    /* decides between sources that may come in any order: of seed and name */
+    /* random order, from seed and name, for sources that are due at the same time */
     uint64_t salt[MIX_MOST];
     uint64_t all; /* the sum of the weights */
 } Mix;
@@ -18,7 +18,7 @@ typedef struct {
     uint64_t epoch, instance, mixed;
 } SourcePosition;
 
-/* of a ratio from 1e-6 to 1e6; decimals of up to 9 places are exact */
+/* the weight of a ratio from 1e-6 to 1e6; decimals of up to 9 places are exact */
 uint64_t mix_weight(double ratio);
 
 /* Adds a source. */
@@ -30,7 +30,8 @@ void mix_add(Mix *m, const char *name, double ratio, uint64_t seed);
  * instances, rounded up or down, for every n: |taken[s] - n weight[s] / all| < 1. */
 int mix_next(const Mix *m, const uint64_t taken[]);
 
-/* After taken[]. needs: an upper bound of what the mixture's next `instances` take from source s.
- * lasts: an upper bound of the mixture's instances until s has given `left` more. */
+/* For a mixture that has given taken[]. needs: an upper bound of how many of the mixture's next
+ * `instances` come from source s. lasts: an upper bound of how many instances the mixture gives
+ * until source s has given `left` more. */
 uint64_t mix_needs(const Mix *m, const uint64_t taken[], int s, uint64_t instances);
 uint64_t mix_lasts(const Mix *m, const uint64_t taken[], int s, uint64_t left);

@@ -23,7 +23,7 @@ enum { WINDOW = 1 << 16, NONE = -1 };
  * whether a list below has a bin. */
 typedef struct {
     int *newest; /* (T + 1) last bin added to the list, or NONE */
-    int *next;   /* (bins) the bin added to the same list before it */
+    int *next;   /* (bins) the bin that was added before it to the same list */
     bool *any;   /* (2 leaves) node i has the children 2i and 2i + 1 */
     int leaves;  /* 2^k > T */
 } Spaces;
@@ -115,7 +115,7 @@ typedef struct {
     uint32_t length[WINDOW];
     int count;
     int bin[WINDOW];
-    /* bins in their shuffled order; place of each bin's next piece */
+    /* bins in shuffled order; index of each bin's next piece */
     uint32_t bins[WINDOW], at[WINDOW];
 } Packer;
 
@@ -192,7 +192,7 @@ static void add_piece(Packer *k, uint64_t start, uint64_t length)
     k->start[k->count] = k->before + start;
     k->length[k->count++] = (uint32_t)length;
     p->tokens += length;
-    /* the first token is no target */
+    /* the first token of a document is not a target */
     p->labels += count_labels(k->shard, start + 1, start + length);
 }
 
@@ -241,7 +241,7 @@ static void check_packing(const Packing *p, const Shard *shards, int num_shards,
     const uint64_t in_documents =
         p->tokens + p->lost_tokens - (spec->split ? p->pieces - p->documents : 0);
     if (in_documents < all)
-        warn("%s: %llu of %llu tokens are in no document by their metadata, and not trained on",
+        warn("%s: by the metadata, %llu of %llu tokens are in no document; they are not trained on",
              shards[0].key, (unsigned long long)(all - in_documents), (unsigned long long)all);
 }
 

@@ -53,8 +53,8 @@ static void add_prompt(Prompts *p, const PromptLine *at, const json_t *line)
     if (n == 0)
         die("%s:%ld: a prompt without tokens; there is nothing to continue", at->path, at->line);
     if (n > (size_t)at->limits->most)
-        die("%s:%ld: a prompt of %zu tokens; expected at most %d, so that with one more they fit "
-            "model.max_sequence_length",
+        die("%s:%ld: a prompt of %zu tokens; expected at most %d: the prompt and one more token "
+            "must fit model.max_sequence_length",
             at->path, at->line, n, at->limits->most);
     p->token = xrealloc(p->token, sizeof *p->token * (first + n));
     for (size_t i = 0; i < n; i++)

@@ -9,7 +9,7 @@ typedef struct {
     int *token;
     /* [count + 1]: prompt i shows image[first_image[i]] .. image[first_image[i + 1] - 1] */
     size_t *first_image;
-    uint32_t *image; /* numbers among the features */
+    uint32_t *image; /* numbers of images in the folder of features */
 } Prompts;
 
 /* Reads a file with one prompt per line: a JSON object with "tokens", a list of ids, and "images",

@@ -21,8 +21,8 @@ typedef enum {
 typedef struct {
     size_t first;
     int length, scored;
-    int characters, bytes; /* of the continuation's text without its first blank */
-    size_t first_image;    /* image[first_image] is the first that it shows */
+    int characters, bytes; /* length of the continuation's text without its first blank */
+    size_t first_image;    /* image[first_image] is the first image that the choice shows */
     /* the first choice of this question with the same tokens: itself, or an earlier one */
     int same;
 } Choice;
@@ -36,7 +36,7 @@ typedef struct {
     char *name; /* OLMo's label */
     Metric metric;
     int *token;
-    uint32_t *image; /* numbers among the features */
+    uint32_t *image; /* numbers of images in the folder of features */
     Choice *choice;
     Question *question;
     size_t tokens, images;

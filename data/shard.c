@@ -23,7 +23,7 @@ enum {
     HEAD_TOKENS = 1000,    /* checked in every file when it is opened */
     MASK_BYTES = 1 << 20,  /* checked in every file that may be a label mask */
     EOS_SAMPLE = 1 << 20,  /* tokens searched for the end of documents, over all files */
-    EOS_FILES = 64,        /* at most this many files are searched */
+    EOS_FILES = 64,        /* maximum number of files that are searched */
 };
 
 typedef struct {
@@ -324,8 +324,9 @@ void shards_open_others(Shard *shards, int num, const DataSpec *spec, const char
 {
     NameList names = expand_all(key, paths, num_paths);
     if (names.count != num)
-        die("%s names %d files, %s %d: every token file needs its own, in the same order", key,
-            names.count, spec->key ? "its paths" : "data.paths", num);
+        die("%s names %d files, %s %d: every token file needs its index of images, in the same "
+            "order",
+            key, names.count, spec->key ? "its paths" : "data.paths", num);
     for (int i = 0; i < num; i++)
         open(who, &shards[i], names.names[i]);
     name_list_free(&names);
@@ -402,13 +403,11 @@ void shards_check_eos(const Shard *shards, int num, const DataSpec *spec)
         best = others[k] > others[best] ? k : best;
     if (others[best] > 10 * eos)
         warn("model.eos_token_id is %d, which occurs %llu times in %llu sampled tokens, while %d "
-             "occurs %llu "
-             "times: if documents end with that, set model.eos_token_id to %d",
+             "occurs %llu times: if this token ends documents, set model.eos_token_id to %d",
              spec->eos_token_id, (unsigned long long)eos, (unsigned long long)seen, known[best],
              (unsigned long long)others[best], known[best]);
     else if (eos == 0)
-        warn("model.eos_token_id is %d, which does not occur in %llu sampled tokens: the ends of "
-             "documents are "
-             "not marked in %s, or marked with another id",
+        warn("model.eos_token_id is %d, which does not occur in %llu sampled tokens: %s does not "
+             "mark the ends of documents, or marks them with another id",
              spec->eos_token_id, (unsigned long long)seen, shards[0].path);
 }

@@ -16,9 +16,10 @@ typedef struct {
     int itemsize;    /* 2 or 4 */
     const void *map; /* the whole file */
     size_t map_bytes;
-    const void *image_map; /* its index of images (images.h); NULL: none */
+    const void *image_map; /* the shard's index of images (images.h); NULL: none */
     uint64_t num_images;
-    uint64_t *images_before; /* image tokens before each block of tokens, and of all */
+    /* number of image tokens before each block of tokens; then of the whole file */
+    uint64_t *images_before;
 } Shard;
 
 static inline uint32_t token_at(const Shard *s, uint64_t i)
@@ -37,7 +38,7 @@ static inline uint32_t token_at(const Shard *s, uint64_t i)
  * missing, empty, of a foreign format, of the wrong size or dtype, or without its label mask. */
 Shard *shards_open(int *num, const DataSpec *spec);
 /* Other files that are parallel to the shards, patterns expanded: calls open(who, shard, path) for
- * each. Dies if their number is another one. */
+ * each. Dies if the number of files is not the number of shards. */
 void shards_open_others(Shard *shards, int num, const DataSpec *spec, const char *key, char **paths,
                         int num_paths, void (*open)(void *who, Shard *s, const char *path),
                         void *who);

@@ -27,7 +27,7 @@ char *shown_images_wrong(const int *token, size_t count, size_t images, const To
     for (size_t i = 0; i < count && limits->image_rows > 0; i++)
         tokens += token[i] == limits->image_id;
     if (images > 0 && limits->image_rows == 0)
-        return xasprintf("there are images, but the model is one of text only");
+        return xasprintf("there are images, but the model reads only text");
     if (tokens != images * (size_t)limits->image_rows)
         return xasprintf("%zu tokens are %d (model.image_token_id), and there are %zu images; "
                          "expected %d tokens for each image",

@@ -7,8 +7,8 @@
 #include <stdint.h>
 
 /* What a prompt or a choice may have: ids below `vocab`, `most` tokens. image_rows: tokens of an
- * image, 0: a model of text only. no_features: there are no features, and this is what to do; NULL:
- * there are some. */
+ * image; 0: the model reads only text. no_features: if there are no features, a text that says what
+ * to do; NULL: there are features. */
 typedef struct {
     int vocab, most, image_id, image_rows;
     const char *no_features;
@@ -31,7 +31,7 @@ ShownImages *shown_images_open(const char *key, const char *folder, int rows, in
 /* features_check_tower */
 void shown_images_check_tower(const ShownImages *f, uint64_t tower, const char *model, bool quiet);
 void shown_images_close(ShownImages *f);        /* NULL: nothing */
-uint64_t shown_images_id(const ShownImages *f); /* of the folder */
+uint64_t shown_images_id(const ShownImages *f); /* id of the folder */
 bool shown_images_f32(const ShownImages *f);    /* values are F32, else BF16 */
 
 /* row[0 .. count - 1]: where the features of each token `image_id` are, NULL for other tokens.

@@ -150,8 +150,8 @@ bool sources_images_f32(const Sources *s)
     for (int i = 0; i < s->count; i++) {
         const ImageFeatures *f = s->source[i].instances.features;
         if (f && first && f->f32 != first->f32)
-            die("%s: the features in %s are %s, those of %s in %s %s: a step has features of one "
-                "type. Make one of them again with "
+            die("%s: the features in %s are %s, but the features of %s, in %s, are %s: all "
+                "features of a run must have one type. Make one of these folders again with "
                 "scripts/make_image_features.py, with --f32 or without",
                 f->key, f->folder, f->f32 ? "F32" : "BF16", first->key, first->folder,
                 first->f32 ? "F32" : "BF16");

@@ -9,11 +9,12 @@ typedef struct {
     Instances instances;
     char *name;    /* NULL: data.paths */
     uint64_t size; /* instances of an epoch */
-    uint64_t most; /* of a mixture: instances that may be used, repetitions included */
+    uint64_t most; /* with a mixture: number of instances that may be used, repetitions included */
     double max_repetition;
     /* (size) the instances that are used if not all are; NULL: all, or not yet */
     uint32_t *chosen;
-    /* (size) of epoch order_epoch, if it is `ordered`; NULL: not shuffled, or no epoch yet */
+    /* (size) the order of epoch order_epoch, valid if `ordered`; NULL: not shuffled, or no epoch
+     * yet */
     uint32_t *order;
     uint64_t order_epoch;
     bool ordered;
@@ -30,8 +31,9 @@ typedef struct {
  * instance. */
 Sources sources_open(const DataSpec *spec, int batch);
 void sources_close(Sources *s);
-uint64_t sources_instances(const Sources *s); /* of an epoch of each */
-uint64_t sources_tokens(const Sources *s);    /* in all files; sources_files: these */
+uint64_t sources_instances(const Sources *s); /* number of instances of an epoch of each source */
+/* sources_tokens: tokens in all files; sources_files: number of files */
+uint64_t sources_tokens(const Sources *s);
 int sources_files(const Sources *s);
 PackedData sources_packed(const Sources *s);    /* sums over sources */
 uint64_t sources_fingerprint(const Sources *s); /* see loader_fingerprint */
@@ -45,8 +47,8 @@ DataHashes source_content(const Source *s);
 /* Whether features of images are F32. Dies if those of some sources are and others are BF16. */
 bool sources_images_f32(const Sources *s);
 
-/* The source of a mixture's next instance: moves *from, its position, on, and returns its number.
- * -1: the source has no repetition left; then `problem` says so. */
+/* Takes the next instance of a mixture: advances the position *from and returns the number of its
+ * source. -1: that source has reached its max_repetition, as `problem` then says. */
 int sources_next(const Sources *s, SourcePosition position[MIX_MOST], SourcePosition *from,
                  char *problem, size_t size);
 

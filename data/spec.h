@@ -15,7 +15,7 @@ typedef struct {
     int num_image_paths;
     const char *image_features;
     double ratio;          /* its share of the instances, of the sum of all ratios */
-    double max_repetition; /* its instances are used at most so often, on average */
+    double max_repetition; /* maximum of how often an instance is used, on average */
     /* number of its tokens that are used, the same in each repetition; 0: all */
     long tokens;
 } MixSource;
@@ -25,16 +25,17 @@ typedef struct {
     const char *key;
     char **paths; /* shard files or glob patterns, in order */
     int num_paths;
-    char **label_mask_paths; /* parallel bool files, or NULL */
+    char **label_mask_paths; /* one file of bytes 0 or 1 per shard; or NULL */
     int num_label_mask_paths;
-    char **image_paths; /* parallel indexes of images (images.h), or NULL */
+    char **image_paths; /* one index of images per shard (images.h); or NULL */
     int num_image_paths;
-    const char *image_features; /* the folder of their features */
-    int image_rows, image_cols; /* of an image; rows 0: a model of text only */
-    int image_token_id;         /* the token at each row; never a target */
+    const char *image_features; /* the folder with the features of these images */
+    int image_rows, image_cols; /* size of an image's features; rows 0: the model reads only text */
+    int image_token_id;         /* the token that stands for a row of features; never a target */
     uint64_t image_tower;       /* hash of the vision tower of the folder image_model; 0: unknown */
     const char *image_model;
-    const MixSource *mix; /* instead of paths, masks and images; shuffled. NULL: none */
+    /* sources, instead of paths, masks and images; they are shuffled. NULL: no mixture */
+    const MixSource *mix;
     int num_mix;
     int itemsize;        /* bytes of a token in headerless files: 2 or 4 (memmap_dtype) */
     int sequence_length; /* T */
@@ -43,11 +44,11 @@ typedef struct {
     int pad_token_id;    /* -1: none; a padded token is never a target */
     bool mask_padding;   /* targets equal to pad_token_id are masked */
     bool shuffle;        /* false: file order (evaluation) */
-    uint64_t seed;       /* of the shuffle; epoch e uses seed + e */
+    uint64_t seed;       /* seed of the shuffle: epoch e uses seed + e */
     /* an incomplete step at the end of an epoch is not used. false: the last step may be short, or,
      * if shuffled, is filled with empty sequences, which have no targets */
     bool drop_last;
-    bool reopened; /* was opened before: no warnings */
+    bool reopened; /* the data were opened before: do not repeat warnings */
     /* whole documents are packed into sequences, no target crosses from one to the next; false:
      * files are cut into sequences of T tokens */
     bool best_fit;

@@ -21,16 +21,18 @@ void check_tensor(const char *op, const char *name, Tensor t, int rows, int cols
         die("%s: %s is (%d, %d); expected (%d, %d)", op, name, t.rows, t.cols, rows, cols);
     bool scales = format_has_scales(t.format);
     if (!scales && (t.format.group || t.data_t))
-        die("%s: %s is %s: it has no groups, and only FP8 a transposed copy", op, name,
-            format_name(t.format));
+        die("%s: %s is %s; only formats with scales have groups, and only FP8 has a transposed "
+            "copy",
+            op, name, format_name(t.format));
     if (scales && !t.scale)
         die("%s: %s is %s without scales", op, name, format_name(t.format));
     if (t.format.group < 0 || (t.format.group && (cols % t.format.group || t.data_t)))
-        die("%s: %s is %s of (%d, %d): groups divide rows, and have no transposed copy", op, name,
-            format_name(t.format), rows, cols);
+        die("%s: %s is %s of (%d, %d); groups must divide a row, and a tensor with groups has no "
+            "transposed copy",
+            op, name, format_name(t.format), rows, cols);
     if (format_is_dynamic8(t.format) && t.format.group != DYNAMIC8_GROUP)
-        die("%s: %s is %s; the dynamic maps have groups of %d", op, name, format_name(t.format),
-            (int)DYNAMIC8_GROUP);
+        die("%s: %s is %s; expected groups of %d for the dynamic maps", op, name,
+            format_name(t.format), (int)DYNAMIC8_GROUP);
 }
 
 void check_plain(const char *op, const char *name, Tensor t)
@@ -123,7 +125,7 @@ bool check_matmul(Tensor y, Tensor x, Tensor w, Tensor add)
         check_tensor(op, "add", add, x.rows, w.rows);
     CHECK(!w.channel, "%s: w has factors of columns; fold_channels removes them", op);
     if (add.data && !format_equal(add.format, y.format))
-        die("matmul: adds %s to %s; both must have one format", format_name(add.format),
+        die("matmul: adds %s to %s; both must have the same format", format_name(add.format),
             format_name(y.format));
     return check_gemm(op, y, x, w);
 }

@@ -1,4 +1,4 @@
-/* Checks on entry of every operation, the same in both back ends. */
+/* Checks of arguments, which both back ends make on entry of every operation. */
 #pragma once
 #include "kernels/collectives.h"
 #include "kernels/kernels.h"

@@ -5,7 +5,7 @@
 #include "kernels/runtime/comm.h"
 #include "kernels/tensor.h"
 
-void comm_init(void); /* after device_init and comm_set_mesh */
+void comm_init(void); /* call it after device_init and comm_set_mesh */
 
 /* x (n) = sum or maximum over the ranks of g. Sums: F32 or BF16; maxima: F32 only. */
 void comm_all_reduce(Tensor x, Ranks g);

@@ -21,7 +21,7 @@ static inline uint16_t bf16_encode(float x)
 }
 
 float fp8_decode(uint8_t code, DType d);
-/* to nearest, ties to even; saturates, also infinities; NaN: 0x7f */
+/* rounds to nearest, ties to even; saturates, also infinities; NaN becomes 0x7f */
 uint8_t fp8_encode(float x, DType d);
 float fp8_max(DType d);               /* largest finite value: 448 or 57344 */
 float fp8_scale(float amax, DType d); /* S of a whole tensor, F32 */

@@ -17,8 +17,9 @@
 
 /* Which values an operation uses after it saved a tensor, if saving rounds it to FP8. */
 typedef enum {
-    FROM_SAVED, /* the rounded ones, so that forward and backward see the same [COAT] */
-    FROM_EXACT  /* those before rounding: forward is exact, only backward sees rounding */
+    FROM_SAVED, /* the rounded values, so that forward and backward see the same ones [COAT] */
+    /* the values before rounding: forward is exact, only backward sees rounded values */
+    FROM_EXACT
 } ForwardSource;
 
 /* ---- formats --------------------------------------------------------------------------------- */
@@ -157,7 +158,7 @@ enum { LORA_PARTS = 3 };
 typedef struct {
     Tensor w;
     bool is_b;
-    int num_parts; /* P; 1 for A, whose rank is all of its rows */
+    int num_parts; /* P, the number of parts; 1 for A, whose P*r rows are one part */
     struct {
         int first, width;
     } part[LORA_PARTS]; /* the parts of B; unused for A */
@@ -188,7 +189,7 @@ typedef struct {
 
 typedef struct {
     int B, T, H, K, D;
-    float scale;       /* multiplies scores: 1/sqrt(D) */
+    float scale;       /* factor of the scores: 1/sqrt(D) */
     float clip;        /* q, k, v are first clamped to [-clip, clip]; 0: no */
     Norm norm;         /* QK-norm, if rope_forward gets weights for it */
     const float *rope; /* (T, D/2, 2) cosine and sine, perhaps times a factor */
@@ -204,7 +205,8 @@ typedef struct {
     int longest;           /* tokens of the longest document */
     const int *start;      /* (count + 1), device memory */
     const int *host_start; /* the same in host memory, read before a call returns */
-    const bool *left_out;  /* (count), host memory: documents to leave out; NULL: none */
+    /* (count) in host memory: whether to leave a document out; NULL: none is left out */
+    const bool *left_out;
 } Documents;
 
 /* From projection to attention input: saved = x [+ product], in saved's format (in place if it is
@@ -338,8 +340,9 @@ typedef struct {
     float lr, beta1, beta2, eps, weight_decay;
     float correction1, correction2; /* 1 - beta1^t, 1 - beta2^t */
     float grad_scale;               /* the gradient is multiplied by it: clipping */
-    uint64_t seed;                  /* of stochastic rounding; differs by run and step */
-    RowParts parts;                 /* of these elements, for stochastic rounding */
+    /* seed of stochastic rounding; different in each run and step */
+    uint64_t seed;
+    RowParts parts; /* positions of these elements, for stochastic rounding */
 } AdamW;
 
 /* g = grad_scale grad; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2;

@@ -23,7 +23,7 @@ enum { NF4_BLOCK = 64, NF4_GROUP = 256 * NF4_BLOCK };
 typedef struct {
     uint8_t codes[NF4_GROUP / 2]; /* element 2i in the high half of byte i */
     uint8_t absmax[NF4_GROUP / NF4_BLOCK];
-    float nested, offset; /* offset: the tensor's, repeated in each group */
+    float nested, offset; /* offset: of the tensor, repeated in each group */
     uint32_t unused[2];   /* 0: groups are 16-byte aligned */
 } Nf4Group;
 
@@ -46,7 +46,7 @@ static inline size_t nf4_group_bytes(bool plain)
     return plain ? sizeof(Nf4PlainGroup) : sizeof(Nf4Group);
 }
 
-static inline size_t nf4_groups(size_t rows, size_t cols) /* of one tensor */
+static inline size_t nf4_groups(size_t rows, size_t cols) /* number of groups of one tensor */
 {
     return (rows * cols + NF4_GROUP - 1) / NF4_GROUP;
 }

@@ -114,7 +114,8 @@ static double symmetric_columns(Tensor y)
 #define OUT(t) codes(t, WRITES), transposed(t, WRITES), SCALE(t)
 #define OUT_AS_SCALED(t) \
     codes(t, WRITES), transposed(t, WRITES), scales(t, has_one_scale((t).format) ? READS : WRITES)
-/* Factors of columns; a tensor that is written keeps them with its scale, or gets others. */
+/* Column factors. An operation that writes a tensor either keeps factors and scale, or replaces
+ * both. */
 #define CHANNELS_IF(condition, t, how) FLOATS((t).channel, (t).cols, 1, (condition) ? (how) : 0)
 #define CHANNELS_OUT(t) CHANNELS_IF(true, t, scale_is_reused(t) ? READS : WRITES)
 /* What a gather writes: all of whole, of `size` parts, but for part number `rank` where that is in

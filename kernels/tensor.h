@@ -37,7 +37,7 @@ typedef struct {
     /* of an FP8 operand with one scale: max|x| that gave its scale (scale_is_reused in kernels.h);
      * NULL: max|x| is measured each time */
     float *scale_amax;
-    const bool *scale_reused; /* host memory, set by the planner of operands; NULL: false */
+    const bool *scale_reused; /* in host memory, set by the plan of operands; NULL: false */
     /* of an FP8 operand: GEMMs with it as first input may use short accumulators */
     bool fast;
     /* (cols) of an FP8 operand with one scale, device memory: powers of two; scale * code is
@@ -59,7 +59,7 @@ typedef struct {
 
 void *arena_alloc(Arena *a, size_t bytes); /* 256-byte aligned */
 Tensor tensor_alloc(Arena *a, Format f, int rows, int cols);
-/* a view; f.dtype F32 or BF16 */
+/* a view of `data`; f.dtype is F32 or BF16 */
 Tensor tensor_at(void *data, Format f, int rows, int cols);
 /* t viewed as n consecutive elements: (n / 256, 256) if 256 divides n, so that n may exceed 2^31;
  * else (1, n). */
@@ -67,7 +67,7 @@ Tensor tensor_flat(Tensor t, size_t n);
 /* A view of some rows. Of an FP8 tensor with one scale the view has no data_t. */
 Tensor tensor_rows(Tensor t, int first, int rows);
 
-bool tensor_exists(Tensor t); /* it has data or data_t */
+bool tensor_exists(Tensor t); /* whether the tensor exists: it has data or data_t */
 bool format_equal(Format a, Format b);
 bool format_is_fp8(Format f);      /* E4M3 or E5M2 */
 bool format_is_dynamic8(Format f); /* DYNAMIC8 or UDYNAMIC8 */
@@ -81,8 +81,8 @@ size_t dtype_size(DType d); /* bytes of an element */
 size_t format_scale_bytes(Format f, size_t n);
 /* FP8 groups with scales of one byte, not moments */
 bool format_has_byte_scales(Format f);
-/* f with the scales that moments have */
+/* format f with the scales that moments have */
 Format format_of_moment(Format f);
 size_t tensor_numel(Tensor t);
-/* of data, data_t and scale */
+/* bytes of data, data_t and scale together */
 size_t tensor_bytes(Tensor t);

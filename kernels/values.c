@@ -21,7 +21,7 @@ static const float *fp8_values(DType d)
     return table[d == E5M2];
 }
 
-/* The scale of a group, or the only one. */
+/* The scale of a group, or the single scale of the tensor. */
 static float scale_at(Tensor t, size_t group)
 {
     if (!t.format.group)

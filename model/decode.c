@@ -22,7 +22,7 @@ void decode_begin(Model *m)
         m->acts[l].cache.length = 0;
 }
 
-/* The images of the next `count` tokens; rows after them have none. */
+/* Passes on the images of the next `count` tokens. Padding rows have no images. */
 static void put_images(Model *m, int count)
 {
     const void **rows = xcalloc((size_t)m->text.N, sizeof *rows);

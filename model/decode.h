@@ -1,7 +1,8 @@
 /* Incremental decoding of one sequence, some tokens at a time: the blocks cache keys and values of
  * earlier tokens, so each token is computed once [Pope et al. 2022, Efficiently Scaling Transformer
- * Inference]. Needs a model planned with Config.generate; all ranks make the same calls, of
- * decode_logits those that have the head. A stage caches those of its blocks. */
+ * Inference]. Needs a model planned with Config.generate; all ranks make the same calls, except
+ * that only ranks with the head call decode_logits. A stage caches keys and values of its own
+ * blocks. */
 #pragma once
 #include "model/model.h"
 

@@ -27,7 +27,7 @@ typedef struct {
     int count, capacity, operations;
     int seen; /* the first touch that no observer has seen */
     Queue queue;
-    /* before this touch the queue of computation has waited for the others */
+    /* before this touch the compute queue has waited for all other queues */
     int waited[NUM_QUEUES];
 } Record;
 
@@ -83,8 +83,8 @@ static DeviceMark *mark(void *recorder, DeviceMark *reuse)
     return (DeviceMark *)(void *)m;
 }
 
-/* Until computation waits for another queue, that may still read and write what it touches: so the
- * wait reads it too. */
+/* Until the compute queue waits for another queue, that queue may still read and write the buffers
+ * it touches. So the wait counts as a read of these buffers. */
 static void wait_for(void *recorder, DeviceMark *mark)
 {
     Record *r = recorder;
@@ -132,8 +132,8 @@ static void record_observer(void *recorder, int unit, const UnitTensors *w)
     r->seen = r->count;
 }
 
-/* Everything that may use this memory: logits of some rows (decode.h, run/samples.c), an
- * evaluation, a step. */
+/* Calls everything that may use the shared memory: logits of some rows (decode.h, run/samples.c),
+ * an evaluation, a step. */
 static void run(Model *m, ParamStore *store)
 {
     pass_forward(m, store);
@@ -225,7 +225,7 @@ static void follow(const Record *r, Model *m, Wanted *wanted)
         first = i - 1;
         while (first > 0 && r->touch[first - 1].number == r->touch[i - 1].number)
             first--;
-        BufferSet here = held; /* live after the operation, or touched by it */
+        BufferSet here = held; /* buffers that are live after the operation, or that it touches */
         for (int j = first; j < i; j++) {
             buffers_set(&here, r->touch[j].buffer, true);
             if (r->touch[j].how & WRITES)

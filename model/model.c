@@ -111,7 +111,7 @@ void model_put_sequences(Model *m, const int *tokens)
     model_put_tokens(m, context_part(&m->text, tokens), m->text.N);
 }
 
-/* at: of the first token in the batch. */
+/* at: index of the first token in the batch. */
 static void load_batch(Model *m, const int *tokens, const int *targets, const uint8_t *begins,
                        size_t at)
 {
@@ -207,7 +207,7 @@ Losses model_losses(const Model *m)
 void model_token_losses(const Model *m, float *losses)
 {
     const size_t T = (size_t)m->text.T, own = (size_t)m->text.attn.T;
-    /* of those of this context rank */
+    /* of the tokens of this context rank */
     const size_t N = (size_t)m->text.N, first = (size_t)m->text.tensor_rank * N;
     if (m->text.N < m->text.attn.B * m->text.T || !m->has_head)
         memset(losses, 0, sizeof *losses * (size_t)m->text.attn.B * T);

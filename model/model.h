@@ -2,7 +2,8 @@
 #pragma once
 #include "model/pass.h"
 
-/* Allocates what model_plan (plan.h) measured and places everything in it; and the end of both. */
+/* model_alloc: allocates what model_plan (plan_model.h) measured, and places every tensor in it.
+ * model_free: the reverse of both. */
 void model_alloc(Model *m, ParamStore *store, const Config *c);
 void model_free(Model *m, ParamStore *store);
 

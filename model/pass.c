@@ -53,7 +53,7 @@ static int backward_uses(const Model *m, const ParamStore *store, int u)
     return k->backward_uses ? k->backward_uses(m, u) : 0;
 }
 
-/* Whether `other` is among `first` to end - 1, and a layer as unit u is. */
+/* Whether `other` is one of the units first .. end - 1, and a layer of the same kind as unit u. */
 static bool is_alike(const ParamStore *store, int u, int other, int first, int end)
 {
     const UnitKind *k = store->shape[u].kind;
@@ -68,7 +68,7 @@ static void backward(Model *m, ParamStore *store, UnitRange units, bool last)
     int u = units.end - 1;
     if (u == head) {
         fsdp_reduce(store, u--, last);
-        /* the embedding is another stage's; here it is the head only */
+        /* another stage has the embedding; this stage uses its matrix only as the head */
         if (store->tied && units.first > 0)
             fsdp_reduce(store, unit_of_head_matrix(m->text.config), last);
     }
@@ -95,7 +95,7 @@ static void backward(Model *m, ParamStore *store, UnitRange units, bool last)
     }
 }
 
-/* A gradient crosses to the stage of the units below where one of these is trained. */
+/* The gradient is sent to the previous stage if a unit there, or before it, is trained. */
 static void backward_row(Model *m, ParamStore *store, UnitRange units, int chunk, bool last)
 {
     if (!pipeline_is_last(&store->pipe, chunk) && units.end > store->first_trained)

@@ -21,7 +21,7 @@
  * small buffers. */
 enum { PREFILL_TOKENS = 512 };
 
-/* The rotary tables that a stream's blocks need, and what is each block's own of its attention. */
+/* Sets the rotary tables that a stream's blocks need, and the attention settings of each block. */
 static void plan_attention(Arena *arena, Stream *s, int sets)
 {
     const ModelConfig *c = s->config;
@@ -42,7 +42,7 @@ static void plan_attention(Arena *arena, Stream *s, int sets)
     }
 }
 
-/* Of this stage's blocks. */
+/* Plans the caches of this stage's blocks. */
 static void plan_caches(Arena *arena, Model *m, const ParamStore *store)
 {
     const int width = m->text.attn.K * m->text.attn.D;
@@ -170,7 +170,7 @@ void model_plan(Model *m, ParamStore *store, const Config *c, ShardChoice p)
     m->host_sorted = xmalloc(sizeof *m->host_sorted * m->text.N);
     lifetimes_separate(m->shared);
     plan_all(&(Arena){ 0 }, m, store, c, p);
-    lifetimes_record(m, store); /* now that it is known what there is to share */
+    lifetimes_record(m, store); /* only now it is known which buffers are shared */
     m->shared_bytes = overlay_place(m->shared, m->shared_least);
     plan_all(&(Arena){ 0 }, m, store, c, p);
 }

@@ -18,5 +18,5 @@ void model_place_tensors(Model *m, ParamStore *store, const Config *c);
  * other token sees the copies. */
 int decode_rows(const Recipe *r, int count);
 
-/* of device memory on this rank */
+/* bytes of device memory on this rank */
 size_t model_planned_bytes(const Model *m, const ParamStore *store);

@@ -12,7 +12,8 @@ typedef struct {
     double weight;
 } Candidate;
 
-/* Likely ones first; equal ones by number, so that the order is unique. */
+/* Puts likely tokens first, and equally likely tokens in the order of their numbers, so that the
+ * order is unique. */
 static int compare(const void *a, const void *b)
 {
     const Candidate *x = a, *y = b;

@@ -17,7 +17,7 @@ import errors, in_step, metrics
 SEVEN = "configs/Llama-2-7B.yaml --model.max_sequence_length={} --device_train_microbatch_size={} --global_train_batch_size={}"
 EIGHT = "configs/Llama-3-8B.yaml --model.max_sequence_length={} --device_train_microbatch_size={} --global_train_batch_size={}" \
         " --data.generate_doc_lengths=false"
-WORK = {        # ranks and arguments; steps of 131,072 tokens of a GPU
+WORK = {        # ranks and arguments; a step has 131,072 tokens per GPU
     "7B": (1, SEVEN.format(2048, 8, 64) + " --recipe=coat"),
     "7B-lean": (1, SEVEN.format(2048, 8, 64) + " --recipe=coat-lean"),
     "8B": (1, EIGHT.format(8192, 2, 16) + " --recipe=coat"),
@@ -54,7 +54,7 @@ def write_tokens(folder):
 
 
 def measure(folder, ranks):
-    """Result of the steps after SKIPPED, by metrics.jsonl. A line with the state of the GPUs is the mean since the last one."""
+    """Result of the steps after SKIPPED, by metrics.jsonl. A line with the state of the GPUs has means since the previous such line."""
     lines = metrics.read(folder)
     steps = [line for line in lines if "throughput/total_tokens" in line]
     first, last = steps[SKIPPED - 1], steps[-1]
@@ -73,7 +73,7 @@ def measure(folder, ranks):
 
 
 def run(options, train, work, steps, times=None):
-    """Trains in options.folder/run; false if that failed. times: where kernel_times.so is to write."""
+    """Trains in options.folder/run; false if that failed. times: the file that kernel_times.so writes."""
     config, *rest = shlex.split(work.arguments.format(**options.paths))
     command = [*shlex.split(options.launch), "-n", str(work.ranks), os.path.abspath(train), config,
                f"--data.paths=[{options.paths['tokens']}]", "--data.memmap_dtype=uint16", f"--save_folder={options.run}",
@@ -99,7 +99,7 @@ def run(options, train, work, steps, times=None):
 
 
 def trace(options, train, work, name):
-    """Prints where steps spend their time. A program that dies at its end has still written most of it."""
+    """Prints where steps spend their time. A program that dies at its end has still written most of the records."""
     times = os.path.join(options.folder, f"times-{name}")
     os.makedirs(times, exist_ok=True)
     for old in os.listdir(times):

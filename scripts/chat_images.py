@@ -36,7 +36,7 @@ class Features:
             raise Bad(f"{path}: expected the file that scripts/make_image_features.py wrote")
         wrong = image_settings.differing(found.get("settings", {}), model)
         if wrong:
-            raise Bad(f"{path}: {wrong}: these are features for another model than {model}; make them anew with that folder")
+            raise Bad(f"{path}: {wrong}: these are features for another model than {model}; make the features again with that folder")
         self.token = image_token(model, tokenizer)
         self.token_id = tokenizer.token_to_id(self.token)
 
@@ -48,7 +48,7 @@ class Features:
 
 
 def name_of(value, where):
-    """The name of a picture: a text, or an object with one."""
+    """The name of a picture, given as a text or as an object with a text."""
     for key in ("image_url", "image", "path", "url"):
         if isinstance(value, dict) and value.get(key):
             value = value[key]
@@ -100,7 +100,7 @@ def take(line, where, token):
 
 
 def check(talk, names, token, where):
-    """As many image tokens in the questions as pictures, and none in answers."""
+    """Checks that questions have as many image tokens as pictures, and answers none."""
     texts = [message.get("content") or "" for message in talk.messages]
     counts = [text.count(token) if isinstance(text, str) else 0 for text in texts]
     for i, (role, count) in enumerate(zip(talk.roles, counts), 1):
@@ -135,10 +135,10 @@ def as_parts(messages, token):
 
 
 def suit(template, token):
-    """Gives the template parts if it does not write a content that is a text; that of LLaVA-1.5 writes only parts."""
+    """Gives the template parts if it does not write a content that is a text; the template of LLaVA-1.5 writes only parts."""
     try:
         takes_texts = chat_written.MARK in template.render([{"role": "user", "content": chat_written.MARK}])
-    except Exception:       # whatever a template does
+    except Exception:       # a template can raise any exception
         takes_texts = False
     if not takes_texts:
         template.change = lambda messages: as_parts(messages, token)

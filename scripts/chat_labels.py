@@ -89,7 +89,7 @@ class Talk:
     # ---- documents -----------------------------------------------------------------------------------------------------------
 
     def documents(self):
-        """One document; or one per question, if then answers lose less, or more answers begin as the template asks for them."""
+        """One document; or one per question, if the answers then lose less, or more of them begin as the template asks."""
         if not any(self.learned):
             return []
         ends = [i for i in range(1, len(self.messages)) if self.roles[i] == "user" and self.roles[i - 1] != "user"]

@@ -20,7 +20,7 @@ RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "self")  
 
 
 def shown(value, most=60):
-    """A value in an error."""
+    """A value as shown in an error."""
     try:
         return json.dumps(value, ensure_ascii=False)[:most]
     except RecursionError:
@@ -32,7 +32,7 @@ def no_constant(name):
 
 
 def read_entry(line, where):
-    """The object of a line."""
+    """The JSON object of a line."""
     try:
         entry = json.loads(line, parse_constant=no_constant)
     except RecursionError:
@@ -222,7 +222,7 @@ def read_variables(entry, where):
 
 
 def add_system(messages, entry, where):
-    """A text "system" next to the messages comes before them."""
+    """Puts the text "system", which stands next to the messages, before the first message."""
     if entry.get("system"):
         system, = read_texts(entry, ("system",), where)
         first = messages[0] if isinstance(messages[0], dict) else {}

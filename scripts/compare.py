@@ -18,7 +18,7 @@ SECONDS, TOKENS = "throughput/device/seconds_total", "throughput/total_tokens"
 
 
 def train(options, recipe, folder, more):
-    """Unless the same command has trained it already."""
+    """Trains a run, unless the same command has trained it already."""
     command = [*options.launch.split(), "-n", str(options.ranks), options.train, options.config, f"--recipe={recipe}",
                f"--run_name={recipe}", f"--save_folder={folder}", "--save_num_checkpoints_to_keep=0",
                "--save_interval_unsharded=null", "--save_interval_ephemeral=null", *options.rest, *more]
@@ -60,7 +60,7 @@ def read(folder):
 
 
 def differences(runs, first, name):
-    """Mean loss and, in brackets, its mean difference from the same seeds' of the first recipe."""
+    """Mean loss and, in brackets, the mean difference from the first recipe's losses with the same seeds."""
     percent = [100 * (run["losses"][name] / base["losses"][name] - 1) for run, base in zip(runs, first)]
     error = f" +- {statistics.stdev(percent) / len(percent) ** 0.5:.2f}" if len(percent) > 1 and runs is not first else ""
     return f"{statistics.mean(run['losses'][name] for run in runs):.4f} ({statistics.mean(percent):+.2f}{error} %)"

@@ -39,7 +39,7 @@ def flatten(tree, prefix=""):
 
 
 def number(value):
-    """A number that is written as 1e-5 or 739_328; others as they are."""
+    """The number in a text such as 1e-5 or 739_328; other values do not change."""
     if not isinstance(value, str):
         return value
     try:
@@ -103,7 +103,7 @@ class Converted:
         raise Bad(f"{self.path}: {key}: {shown(value)}: {reason}")
 
     def take(self, key, default=None):
-        """Their value, whose key then is done; null counts as not given."""
+        """The value of their key, which then counts as converted; null counts as not given."""
         value = self.theirs.pop(key, None)
         return default if value is None else value
 
@@ -123,7 +123,7 @@ class Converted:
         return value
 
     def move(self, theirs, ours, default=None, change=None, why=""):
-        """Their key as ours; `default`: theirs, if the file does not have it."""
+        """Converts their key to ours. `default`: their default, if the file does not have the key."""
         value = self.take(theirs)
         if value is not None:
             self.put(ours, change(number(value)) if change else value, f"{theirs}: {shown(value)}", why)

@@ -6,7 +6,7 @@ from config_keys import known, other_names, shown
 NAME = "OLMo or COAT"
 SECTIONS = ("model", "optimizer", "quantize_model", "quantize_optimizer", "fsdp", "global_train_batch_size", "max_duration")
 
-# Keys with one value that ./train computes with. Other values of the first list are another model.
+# Keys of which ./train supports one value. With other values of the first list it is another model.
 MODEL = {
     "activation_type": ("swiglu", "the MLP is SwiGLU"), "block_type": ("sequential llama", "attention, then MLP"),
     "rope": ("true", "positions are rotary"), "alibi": ("false", "positions are rotary"),
@@ -127,7 +127,7 @@ def resolve_all(c):
 # ---- recipes ----------------------------------------------------------------------------------------------------------------
 
 def one_format(c, names, default):
-    """The format that these keys share. Their values are E4M3 or E5M2."""
+    """The format that all these keys have. The values of the keys are E4M3 or E5M2."""
     given = {name: str(c.take(name)).lower() for name in names if c.theirs.get(name) is not None}
     for name, value in given.items():
         if value not in ("e4m3", "e5m2"):

@@ -5,7 +5,7 @@ NAME = "OLMo-core"
 MODEL, BLOCK, TRAIN, OPTIM = "model.", "model.block.", "train_module.", "train_module.optim."
 SCHEDULERS = {"cos_with_warmup": "cosine_with_warmup", "linear_with_warmup": "linear_with_warmup", "constant": "constant",
               "constant_with_warmup": "constant_with_warmup", "inv_sqrt_with_warmup": "inverse_sqrt_with_warmup", "wsd": "wsd"}
-# Values of keys that ./train computes with; others are another model.
+# Values of keys that ./train supports; with other values it is another model.
 ONLY = {"model.name": "default", "model.block.name": "default reordered_norm", "sequence_mixer.type": "attention",
         "sequence_mixer.name": "default fused", "feed_forward.name": "default", "feed_forward.activation": "silu", "rope.name":
         "default fused complex", "rope.partial_rotary_factor": "1.0", "lm_head.name": "default"}
@@ -20,7 +20,7 @@ def matches(tree):
 
 
 def no(c, key, reason):
-    """A part that ./train has no counterpart of: it may not be given, or be false."""
+    """A part without a counterpart in ./train: it must be absent or false."""
     value = c.take(key)
     if value not in (None, False, {}, []):
         c.refuse(key, value, reason)

@@ -26,7 +26,7 @@ from progress import Progress
 
 
 LEFT_OUT = "left-out.txt"
-ANOTHER = "expected the same: make the features anew, with another --output"
+ANOTHER = "expected the same: make the features again, with another --output"
 
 
 # ---- towers ------------------------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def hash_of(path):
     try:
         with open(path, "rb") as file:
             return hashlib.sha256(file.read()).hexdigest()
-    except (OSError, ValueError) as problem:            # ValueError: of a name
+    except (OSError, ValueError) as problem:            # ValueError: the name is not a possible file name
         raise Bad(f"{path}: {getattr(problem, 'strerror', problem)}; expected pictures that can be read")
 
 

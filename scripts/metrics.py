@@ -64,7 +64,7 @@ class Follower:
         """New records, up to CHUNK bytes, and the step from which earlier records are void, or None."""
         try:
             file = open(self.path, "rb")
-        except FileNotFoundError:       # not begun yet, or begun again
+        except FileNotFoundError:       # the run has not begun, or begins again
             file = open(os.devnull, "rb")
         with file:
             void, kept = None, self.find_cut(file)

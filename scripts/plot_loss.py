@@ -65,7 +65,7 @@ def common(runs):
 
 
 def spread(x):
-    """Standard deviation over seeds."""
+    """The standard deviation over seeds of the values of each step."""
     return x.std(axis=0, ddof=1) if len(x) > 1 else np.zeros(x.shape[1:])
 
 

@@ -101,14 +101,14 @@ def records(folder):
 
 
 def questions(folder, metric):
-    """(gold, [record of each choice]); only the gold one where nothing is chosen."""
+    """(gold, [record of each choice]); only the record of the right choice if the task has no choice."""
     by_document = {}
     for record in records(folder):
         by_document.setdefault(record["doc_id"], []).append(record)
     for document, choices in by_document.items():
         choices.sort(key=lambda record: record["idx"])
         gold = choices[0]["label"]
-        gold = gold if isinstance(gold, int) else 0         # only bits per byte: the text of the answer, or nothing
+        gold = gold if isinstance(gold, int) else 0         # a text or nothing: the task has only bits per byte
         if [record["idx"] for record in choices] != list(range(len(choices))) or not 0 <= gold < len(choices):
             sys.exit(f"error: {folder}: question {document} has choices {[record['idx'] for record in choices]}, of which "
                      f"{gold} is right")
@@ -128,7 +128,7 @@ def load_tokenizer(path):
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as problem:        # tokenizers raises nothing more exact
         sys.exit(f"error: {file}: {problem}; expected a tokenizer.json")
-    tokenizer.no_truncation()           # many files set both
+    tokenizer.no_truncation()           # many files set truncation and padding
     tokenizer.no_padding()
     sample = tokenizer.encode("a")
     first = sample.special_tokens_mask.index(0) if 0 in sample.special_tokens_mask else 0

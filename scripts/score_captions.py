@@ -23,7 +23,7 @@ Question = collections.namedtuple("Question", "path where text names reference")
 # ---- scores --------------------------------------------------------------------------------------------------------------------
 
 def normalized(text):
-    """Its words, as in SQuAD's evaluate-v1.1.py."""
+    """The words of a text, as in SQuAD's evaluate-v1.1.py."""
     text = "".join(letter for letter in text.lower() if letter not in string.punctuation)
     return re.sub(r"\b(a|an|the)\b", " ", text).split()
 
@@ -59,7 +59,7 @@ def make_question(path, where, line, names, template, token):
         raise Bad(f"{where}: its last message is no answer; expected the answer that the model should write")
     try:
         text = template.render(talk.messages[:-1], True, talk.tools, **talk.variables)
-    except Exception as problem:        # whatever a template does
+    except Exception as problem:        # a template can raise any exception
         raise Bad(f"{where}: {type(problem).__name__} in the chat template: {problem}")
     return Question(path, where, text, names, talk.messages[-1]["content"])
 

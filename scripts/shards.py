@@ -109,7 +109,7 @@ def work_on(batches, work, start, arguments, processes):
 
 
 def progress_of(paths):
-    """By the bytes of the files, compressed or not."""
+    """The progress by bytes of the input files, compressed or not."""
     return Progress(sum(map(inputs.size_of, paths)))
 
 

@@ -17,7 +17,7 @@ SHOWN = {
 
 
 def is_number(value):
-    """Whether sums of it stay finite. JSON has neither NaN nor infinity: with one of them no browser could read any run."""
+    """Whether sums of the value stay finite. JSON has neither NaN nor infinity: with one of them no browser could read any run."""
     return isinstance(value, (int, float)) and abs(value) < 1e300
 
 

@@ -164,7 +164,7 @@ class Sender:
         os.replace(self.path("watch.json.tmp"), self.path("watch.json"))
 
     def load(self):
-        """False if nothing was sent before."""
+        """Returns false if nothing was sent before."""
         f = self.follower
         try:
             with open(self.path("watch.json"), encoding="utf-8") as file:

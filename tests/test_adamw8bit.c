@@ -514,7 +514,7 @@ TEST(test_errors)
     DIES("adamw8bit: w is dynamic8/256", adamw8bit(m, m, v, w, usual, 0));
     DIES("adamw: m is dynamic8/256", adamw(w, m, w, w, usual, 0));
     odd = m, odd.format.group = 128;
-    DIES("m is dynamic8/128; the dynamic maps have groups of 256",
+    DIES("m is dynamic8/128; expected groups of 256 for the dynamic maps",
          adamw8bit(w, odd, v, w, usual, 0));
     release();
 }

@@ -162,7 +162,7 @@ TEST(test_arguments)
     DIES("found '0' for a", run_with("--average=a,b:0,1", "y", NULL));
     DIES("exclude each other", run_with("--average=a,b", "--export=x", "y"));
     DIES("--average: a: there is no such folder", run_with("--average=a,b", "y", NULL));
-    DIES("the mean of several models is none", run_with("--average=a,b", "--scales=trained", "y"));
+    DIES("the mean of several models has none", run_with("--average=a,b", "--scales=trained", "y"));
     DIES("'--average=' names no folder", run_with("--average=", "y", NULL));
 }
 

@@ -273,7 +273,7 @@ TEST(test_refusals)
         { "--dtype=int4 --group=32 --calibration=%s --damping=0",
           "--damping=0: damping: expected a number from 1e-09 to 1" },
         { "--dtype=int4 --group=32 --calibration=%s --calibration_length=17",
-          "the model's sequences have up to 16 tokens" },
+          "expected at most 16, the length of the model's sequences" },
         { "--dtype=int4 --group=32 --calibration=%s",
           "the files have 40 sequences of 16 tokens, but 128 for calibration and 8 held out are "
           "needed" },

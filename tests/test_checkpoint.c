@@ -435,37 +435,36 @@ TEST(test_changed_on_purpose)
     save(&r, 1);
     char *folder = strdup(step_folder(&r, 1));
     other.sliding_window = 7;
-    expect_warning(
-        folder, &other,
-        "sliding_window is 6, the configuration's model.sliding_window is 7 and is used");
+    expect_warning(folder, &other,
+                   "sliding_window is 6, but the configuration's model.sliding_window is 7; the "
+                   "run uses the configuration");
     other = m;
     other.layer_types = (LayerTypes){ 2, { false, true } };
     expect_warning(folder, &other,
-                   "layer 0 has a sliding window, in the configuration it has none; the "
-                   "configuration is used");
+                   "layer 0 has a sliding window, but in the configuration it has none; the run "
+                   "uses the configuration");
     other = m;
     other.rope_scaling.attention_factor = 1;
     expect_warning(folder, &other,
-                   "its attention_factor is 1.13863, the configuration's "
+                   "its attention_factor is 1.13863, but the configuration's "
                    "model.rope_scaling.attention_factor is 1");
     other = m;
     other.rope_scaling.beta_fast = 16;
-    expect_warning(
-        folder, &other,
-        "its beta_fast is 2, the configuration's model.rope_scaling.beta_fast is 16 and is used");
+    expect_warning(folder, &other,
+                   "its beta_fast is 2, but the configuration's model.rope_scaling.beta_fast is "
+                   "16; the run uses the configuration");
     other = m;
     other.layer_types.count = 0;
     other.sliding_window = 0;
     other.rope_scaling.type = ROPE_LLAMA3;
     other.rope_scaling.full_attn_layers_only = false;
-    expect_warning(
-        folder, &other,
-        "rotary frequencies are scaled as yarn does, in the configuration scaled as llama3");
+    expect_warning(folder, &other,
+                   "rotary frequencies are scaled as yarn does, but scaled as llama3");
     other.rope_scaling.type = ROPE_DEFAULT;
     other.max_sequence_length = 99;
     expect_warning(folder, &other,
-                   text("max_position_embeddings is %d, the configuration's "
-                        "model.max_sequence_length is 99: long",
+                   text("max_position_embeddings is %d, but the configuration's "
+                        "model.max_sequence_length is 99: sequences are longer",
                         m.max_sequence_length));
     free(folder);
     close_run(&r);

@@ -177,7 +177,7 @@ TEST(test_untrained)
     save(&r, 2);
     o = export_options_of(lasting(step_folder(&r, 2)), NULL, o.target, "int8");
     o.layout = AS_BITSANDBYTES;
-    DIES("holds 65520, more than LLM.int8() can: use --dtype=int8 without --layout",
+    DIES("holds 65520, more than LLM.int8() can store: use --dtype=int8 without --layout",
          export_to(&o, CHECKPOINT_FILE_BYTES));
     assert_false(exists(o.target));
     close_run(&r);

@@ -311,7 +311,8 @@ TEST(test_refusals)
          read_all(tensor));
     give_gptq(tensor, false, 0x77777777);
     ((uint32_t *)tensor[3].bytes)[5] = 3;
-    DIES("tensor N.g_idx: input 5 is in group 3 of 3", read_all(tensor));
+    DIES("tensor N.g_idx: input 5 is in group 3; expected a group below 3. Copy the folder again",
+         read_all(tensor));
     tensor[3].name = NULL;
     DIES("there is no tensor N.g_idx", read_all(tensor));
     release();

@@ -98,7 +98,7 @@ TEST(test_refused)
           "model.image_token_id 100 is beyond the vocabulary: model.vocab_size is 100" },
         { SEEING "  norm_after: true\n  attention_layer_norm: true\n", "", "",
           "must be a Llama, Mistral or Qwen3, not Olmo2ForCausalLM" },
-        { "", DATA, "", "data.image_paths names images, but the model is one of text only" },
+        { "", DATA, "", "data.image_paths names images, but the model reads only text" },
         { SEEING, "  image_paths: [a.index]\n", "",
           "data.image_paths needs data.image_features, too" },
         { SEEING, "  image_features: features\n", "",
@@ -189,7 +189,8 @@ TEST(test_adapters_read)
     assert_false(
         try_printed(said, sizeof said, 2, 1, GOLDEN "lora/llava-llama", "--lora.projector=false"));
     try_contains(
-        said, "lora.projector differs from that of the adapters in tests/golden/lora/llava-llama");
+        said,
+        "lora.projector differs from the value of the adapters in tests/golden/lora/llava-llama");
 }
 
 static void check_written(const char *more, bool projector)

@@ -279,8 +279,10 @@ TEST(test_tokenizers)
         const char *message;
     } wrong[] = {
         { "missing", 100,
-          "missing: No such file or directory; expected a folder with a tokenizer.json" },
-        { "none", 100, "none: there is none; expected a folder with a tokenizer.json" },
+          "missing: No such file or directory; expected a tokenizer.json, or a folder with one" },
+        { "none", 100,
+          "none: there is no tokenizer; expected a tokenizer.json or tokenizer.model, or a folder "
+          "with one" },
         { "pipe", 100, "tokenizer.json: is a pipe, expected a regular file" },
         { "bad.json", 100, "bad.json: tokenizer.json:1: not JSON" },
         { "empty.json", 100, "tokenizer.json has no model.vocab" },
@@ -318,7 +320,7 @@ TEST(test_refusals)
         { "sed -i 's/\"num_hidden_layers\": 2/\"num_hidden_layers\": 1/' config.json", "BF16",
           "tensor model.layers.1." },
         { "sed -i 's/\\(\"vocab_size\": \\)/\\11/' config.json", "BF16",
-          "by config.json it needs" },
+          "according to config.json it needs" },
     };
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
         shell(text("cd %s && cp -r step1 safe && cd step1 && %s", r.config.save_folder,
@@ -354,8 +356,8 @@ TEST(test_values)
     const char *target = lasting(text("%s/values", r.config.save_folder));
     const float big[] = { 65520, 0x1.ffp127f, NAN };
     static const char *const dtype[] = { "F16", "BF16", "F32" };
-    static const char *const message[] = { "holds 65520, more than F16 can: use --dtype=bf16",
-                                           "more than BF16 can: use --dtype=f32",
+    static const char *const message[] = { "holds 65520, more than F16 can store: use --dtype=bf16",
+                                           "more than BF16 can store: use --dtype=f32",
                                            "holds a value that is not finite" };
     for (int i = 0; i < 3; i++) {
         const float safe = i < 2 ? big[i] : 1;

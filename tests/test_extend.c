@@ -111,7 +111,7 @@ TEST(test_refusals)
         { "long", "--max_duration=30 --scheduler.name=constant", "expected scheduler.name wsd" },
         { "long", "--max_duration=30 --reset_trainer_state", "extend continues the state" },
         { "long/step24", "--max_duration=30",
-          "long/step24 is in the decay of its run, from 20 to 24 steps" },
+          "long/step24 was saved in the decay of its run, which lasts from 20 to 24 steps" },
         { "none", "--max_duration=30", "none: there is no checkpoint stepN" },
         { "cosine", "--max_duration=30", "does not have scheduler.name wsd" },
         { "epoch", "--max_duration=30", "has a max_duration in epochs" },
@@ -137,9 +137,9 @@ TEST(test_decay_is_over)
     char text[256];
     shell("cd %s && ls -l short >before && cat short/metrics.jsonl >>before", folder);
     snprintf(text, sizeof text,
-             "short/step16 is in the decay of its run, from 12 to 16 steps, and the learning rate "
-             "of step 17 "
-             "would rise from 0.0001 to 0.001. --extend=%s/short with another save_folder",
+             "short/step16 was saved in the decay of its run, which lasts from 12 to 16 steps. The "
+             "learning rate of step 17 would rise from 0.0001 to 0.001. To train longer, give "
+             "--extend=%s/short and another save_folder",
              folder);
     expect_status(run(1, "short", "--max_duration=24 --try_load_latest_save"), 1);
     expect_output(text);

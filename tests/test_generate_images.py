@@ -173,8 +173,8 @@ class Program(unittest.TestCase):
             found, errors = self.generate(model, [prompt], *options)
             self.assertEqual(found, [])
             self.assertIn(expected, errors)
-        self.assertIn("generate_features: the model is one of text only", self.generate("llama", [[1]], given)[1])
-        self.assertIn("there are images, but the model is one of text only", self.generate("llama", [whole])[1])
+        self.assertIn("generate_features: the model reads only text", self.generate("llama", [[1]], given)[1])
+        self.assertIn("there are images, but the model reads only text", self.generate("llama", [whole])[1])
         self.write_features(model, rows=2)
         self.assertIn("generate_features: ", self.generate(model, [whole], given)[1])
 

@@ -219,13 +219,13 @@ class FeaturesTest(Images):
                                           ({}, {"rescale_factor": 1.5}, "rescale_factor"),
                                           ({}, {"image_processor_type": "SiglipImageProcessor"}, "image_processor_type")):
             folder = self.model_of(config, processor)
-            self.assert_bad(self.compute, (folder, chats, output), *words, "make the features anew")
+            self.assert_bad(self.compute, (folder, chats, output), *words, "make the features again")
             self.assertNotEqual(self.compute(folder, chats, tempfile.mkdtemp(dir=self.top))["id"], made["id"])
             model, _ = self.seeing(TEXTS)
             for name in ("config.json", "preprocessor_config.json"):
                 shutil.copy(os.path.join(folder, name), model)
-            self.assert_bad(self.chat, (model, "--images", output, chats), words[0], "make them anew")
-        self.assert_bad(self.compute, (self.model_of(), chats, output, "torchvision"), "'torchvision'", "make the features anew")
+            self.assert_bad(self.chat, (model, "--images", output, chats), words[0], "make the features again")
+        self.assert_bad(self.compute, (self.model_of(), chats, output, "torchvision"), "'torchvision'", "make the features again")
 
     def test_settings_nested(self):
         """transformers 5 reads the image processor of processor_config.json, if it is there."""
@@ -268,13 +268,13 @@ class FeaturesTest(Images):
         self.assert_bad(self.compute, (self.model_of(), chats, output), "b.png are not those that this model gives")
         os.rename(os.path.join(self.root, "b.png"), os.path.join(self.root, "moved.png"))
         other = self.write("y.jsonl", [talk(IMAGE, image="a.png")])
-        self.assert_bad(self.compute, (self.model_of(), other, output), "is not in", "anew")
+        self.assert_bad(self.compute, (self.model_of(), other, output), "is not in", "again")
         exif[0x0112] = 6
         picture.save(os.path.join(self.root, "b.png"), exif=exif)
         shutil.rmtree(output)
         now = self.compute(self.model_of(), chats, output)
         grow_old()
-        self.assert_bad(self.compute, (self.model_of(), chats, output), "b.png is now turned as its EXIF says", "anew")
+        self.assert_bad(self.compute, (self.model_of(), chats, output), "b.png is now turned as its EXIF says", "again")
 
     def test_tower_errors(self):
         """What ./train refuses, and what has no tower, before anything is computed."""

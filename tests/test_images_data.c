@@ -378,7 +378,7 @@ TEST(test_errors)
     const uint32_t beyond[] = { 4, 5, 2 };
     write_features("bf16", ROWS, COLS);
     write_index("b.index", ID, shown, 2);
-    fails(&spec, "has 2 images of 3 tokens, which are 6, but");
+    fails(&spec, "has 2 images of 3 tokens each, 6 tokens in all, but");
     write_index("b.index", ID, beyond, 3);
     fails(&spec, "entry 1 (counted from 0) is image 5, but");
     write_index("b.index", ID + 1, shown, 3);
@@ -402,7 +402,8 @@ TEST(test_errors)
     fails(&spec, "\"dtype\" is f16; expected bf16 or f32");
     write_features("bf16", ROWS, COLS);
     write_file(in("f1"), tokens, 20);
-    fails(&spec, "has 20 bytes; 3 images of 3 rows of 8 values of 2 bytes have 144: truncated?");
+    fails(&spec,
+          "has 20 bytes; 3 images of 3 rows of 8 values of 2 bytes need 144 bytes: truncated?");
     write_features("bf16", ROWS, COLS);
     uint16_t nan[IMAGES * ROWS * COLS] = { 0 };
     nan[2 * ROWS * COLS + COLS + 3] = 0x7fc0; /* image 4, row 1 */
@@ -510,7 +511,7 @@ TEST(test_mixture_errors)
     spec.shuffle = true;
     write_index("b.index", ID, shown, 2);
     fails(&spec, "data.mix: source 'b': ");
-    fails(&spec, "has 2 images of 3 tokens, which are 6, but");
+    fails(&spec, "has 2 images of 3 tokens each, 6 tokens in all, but");
     sources(mix);
     char *two[] = { in("a.index"), in("b.index") };
     mix[2].image_paths = two;
@@ -526,7 +527,7 @@ TEST(test_mixture_errors)
     strcpy(folder, narrow);
     free(narrow);
     mix[2].image_features = wide;
-    fails(&spec, "are F32, those of data.mix: source 'a' in");
+    fails(&spec, "are F32, but the features of data.mix: source 'a', in");
     mix[2].num_image_paths = 0;
     fails(&spec, "data.mix: source 'b': ");
 }

@@ -341,8 +341,8 @@ TEST(test_coded)
     ExportOptions o =
         export_options_of("tests/golden/llava-llama", NULL, path_of(text("%s/none", root)), "fp8");
     o.num_calibration = 1;
-    DIES("--calibration: tests/golden/llava-llama is a model with images, whose weights are only "
-         "rounded",
+    DIES("--calibration: tests/golden/llava-llama is a model with images, and calibration does not "
+         "read images",
          export_open(&o));
 }
 

@@ -87,7 +87,8 @@ TEST(test_nothing_given)
           "'--seed=1' is no configuration file, which is the first argument: ./train "
           "configs/tiny.yaml" },
         { from, NULL, "command line: no training data: give data.paths" },
-        { from, "--data.paths=a.npy", "using sequences of 4096 of the model's 131072 tokens" },
+        { from, "--data.paths=a.npy",
+          "sequences have 4096 tokens, although the model supports 131072" },
         { from, "--scheduler.t_warmup=5",
           "--scheduler.t_warmup=0 or --scheduler.warmup_fraction=null" },
     };

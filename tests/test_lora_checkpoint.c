@@ -309,7 +309,7 @@ TEST(test_refused)
               step_folder(&few, LAST_STEP)),
          load(&few, step_folder(&few, LAST_STEP)));
     DIES("has shape (3, 64), the configured model needs (4, 64)", load(&more, folder));
-    DIES("holds adapters, and the configuration has none (lora.rank)", load(&none, folder));
+    DIES("holds adapters, but the configuration has no lora.rank", load(&none, folder));
     r.config.model.lora.base_path = "/tmp/nowhere/at-all";
     DIES(text("%s: the base model of its adapters is missing: /tmp/nowhere/at-all; give its "
               "folder: --lora.base_path=FOLDER",

@@ -319,7 +319,7 @@ TEST(test_refused)
     shell(text("cp %s.good/adapter_model.safetensors %s", folder, folder));
     shell(text("cp %s.good/adapter_config.json %s && sed -i 's/\"r\": 3/\"r\": 2/' %s", folder,
                folder, description));
-    DIES("by adapter_config.json it needs 2 rows of 64",
+    DIES("according to adapter_config.json it needs 2 rows of 64",
          export_folder(folder, NULL, out, "BF16", CHECKPOINT_FILE_BYTES));
     shell(text("cp %s.good/adapter_config.json %s", folder, folder));
 

@@ -196,7 +196,8 @@ static int on_one(const char *arguments)
  * trained. */
 TEST(test_other_base)
 {
-    static const char says[] = "its adapters were trained with other base weights than those in ";
+    static const char says[] =
+        "its adapters were trained with a base whose weights differ from those in ";
     char arguments[1024];
     shell("cd %s && cp -r base/step3 place", folder);
     expect_status(

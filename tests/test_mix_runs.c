@@ -136,8 +136,8 @@ TEST(test_lengths)
         train_mix(1, once, "length", "--max_duration=25600T --stop_at=1 --save_overwrite"), 0);
     expect_output("run: 100 steps of 8 x ");
     expect_status(train_mix(1, once, "length", "--max_duration=3ep --save_overwrite"), 1);
-    expect_output("max_duration: 3ep: an epoch of data.mix ends where the first source has no "
-                  "repetition left");
+    expect_output("max_duration: 3ep: data.mix has only one epoch: it ends when the first source "
+                  "reaches its max_repetition");
     expect_status(train_mix(1, once, "long", "--max_duration=227"), 1);
     expect_output("data.mix: source 'code': 32 tokens are missing: the run takes 17440 of it (30 % "
                   "of 58112), and it has 17408 "

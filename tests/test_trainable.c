@@ -27,12 +27,11 @@ TEST(test_other_choice)
     open_with(&some, "*.mlp.*", "f32");
     save(&all, 10);
     save(&some, 10);
-    DIES("it has model.embed_tokens.weight.exp_avg: the weight is frozen now, but was trained "
-         "there. Use the `trainable` of its "
-         "config.yaml",
+    DIES("it has model.embed_tokens.weight.exp_avg: this run freezes the weight, but the "
+         "checkpoint's run trained it. Use the `trainable` of its config.yaml",
          load(&some, step_folder(&all, 10)));
-    DIES("it has no model.embed_tokens.weight.exp_avg: the weight is trained now, but was frozen "
-         "there. Use the `trainable`",
+    DIES("it has no model.embed_tokens.weight.exp_avg: this run trains the weight, but the "
+         "checkpoint's run did not. Use the `trainable`",
          load(&all, step_folder(&some, 10)));
     load(&some, step_folder(&some, 10));
     close_run(&all);
@@ -52,8 +51,8 @@ TEST(test_rounding)
     DIES("warning: ",
          checkpoint_load(step_folder(&saved, 10), &loaded.config, &loaded.store, &s, false);
          die("loaded"));
-    DIES("model.safetensors: tensors that are not trained are stored as F32 there and rounded to "
-         "bf16 here; --format.frozen=f32 keeps",
+    DIES("model.safetensors: frozen tensors are stored as F32 in this folder and rounded to bf16 "
+         "in this run; --format.frozen=f32 keeps",
          checkpoint_load(step_folder(&saved, 10), &loaded.config, &loaded.store, &s, false);
          die("loaded"));
     close_run(&saved);

@@ -34,7 +34,7 @@ typedef struct Message {
 } Message;
 static Message *sent;
 
-/* Frees those that have arrived; `all`: waits for all. */
+/* Frees the messages that have arrived; `all`: waits for all messages first. */
 static void free_sent(bool all)
 {
     for (Message **at = &sent; *at;) {

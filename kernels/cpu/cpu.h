@@ -12,10 +12,10 @@
 
 /* ---- tensors as floats; parts of them: values.h ---------------------------------------------- */
 
-/* S of an FP8 t of group 0 with max|t| = amax; updates t's scale_amax */
+/* returns the scale S of an FP8 tensor t with group 0 and max|t| = amax; updates t's scale_amax */
 float scale_within_range(Tensor t, float amax);
 
-void transpose_codes(Tensor t); /* data_t from data, unless data_t is NULL */
+void transpose_codes(Tensor t); /* fills data_t from data, unless data_t is NULL */
 
 /* A whole tensor as floats: an F32 tensor's own memory, else scratch memory of the slot. */
 enum { SLOTS = 12 };
@@ -24,13 +24,13 @@ float *tensor_result(Tensor t, int slot); /* memory for new values */
 /* stores them in t, with scales and data_t */
 void tensor_finish(Tensor t, const float *values);
 
-/* The same, but an FP8 t of group 0 keeps its scale; its data or data_t may be NULL: not
- * written. */
+/* The same, but an FP8 tensor t with group 0 keeps its scale. If its data or data_t is NULL, that
+ * copy is not written. */
 void tensor_finish_scaled(Tensor t, const float *values);
 
 /* ---- factors of columns: swiglu_forward in kernels.h; without `channel` they do nothing ------ */
 
-/* chooses act.channel, unless its scale is reused, and multiplies values */
+/* multiplies values by act.channel, which it chooses first unless the scale of act is reused */
 void channels_apply(Tensor act, float *values);
 void channels_multiply(Tensor act, float *values); /* multiplies values by act.channel */
 

@@ -3,8 +3,8 @@
 
 #include "kernels/cpu/cpu.h"
 
-/* n elements, one after the other, of `count` ranks, `stride` elements apart in y, summed in their
- * order. */
+/* Sums n consecutive elements over `count` ranks, in the order of ranks. The ranks' elements are
+ * `stride` elements apart in y. */
 static void sum_copies(Tensor x, size_t at, Tensor y, size_t first, size_t stride, int count,
                        size_t n)
 {

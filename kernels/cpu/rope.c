@@ -52,7 +52,8 @@ static void norm_rows(float *x, float *rstd, int rows, int width, const float *w
         rstd[i] = norm_row(x + (size_t)i * (size_t)width, width, w, eps);
 }
 
-/* Replaces d, the gradient of the norm's output, by that of its input; dw += unless NULL. */
+/* Replaces d, the gradient of the norm's output, by the gradient of its input. Adds to dw unless it
+ * is NULL. */
 static void norm_row_backward(float *d, double *dw, const float *x, int width, float clip,
                               float rstd, const float *w)
 {

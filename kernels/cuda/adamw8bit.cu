@@ -76,8 +76,9 @@ __device__ static inline Loaded<TW, TG> load_group(const TW *w, const TG *grad, 
 /* Addresses of the tables in shared memory. NOTE: 32-bit, so that the dot products below add to
  * them at no cost. */
 struct TableAddresses {
-    unsigned map; /* of m, for this lane; that of v is MAP_BYTES after it */
-    /* of m, where the entry of 0.0f would be; that of v is STEPS_BYTES after it */
+    unsigned map; /* address of m's map for this lane; the map of v is MAP_BYTES after it */
+    /* address in m's table where the entry of 0.0f would be; the table of v is STEPS_BYTES after
+     * it */
     unsigned steps;
 };
 

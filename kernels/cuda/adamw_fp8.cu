@@ -27,7 +27,7 @@ struct QuickStep {
     float keep;         /* 1 - lr weight_decay */
     float rate;         /* lr sqrt(c2) / c1 */
     float eps;          /* eps sqrt(c2) */
-    uint64_t sequence;  /* of the random bits */
+    uint64_t sequence;  /* sequence of the random bits */
 };
 
 /* Two elements, which share one reciprocal: 1/a = b (1/ab). A root is 0 or at least 2^-63, so 1/ab

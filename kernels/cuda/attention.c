@@ -1,5 +1,5 @@
-/* Attention: BF16 heads of width 64, 96 and 128 on compute capability 9.0 use attention_sm90.cu,
- * all others attention_mma.cu. */
+/* Attention: BF16 heads of width 64, 96 and 128 on compute capability 9.0 use attention_sm90.cu;
+ * all other cases use attention_mma.cu. */
 #include "kernels/cuda/attention.h"
 
 #include <stdlib.h>

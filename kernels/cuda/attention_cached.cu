@@ -22,7 +22,7 @@ struct Shape {
     int parts;
 };
 
-/* A range of keys; part_of: part `part` of those that token t sees. */
+/* A range of keys. part_of: part number `part` of the keys that token t sees. */
 struct Range {
     int from, to;
 };
@@ -34,8 +34,8 @@ __device__ static Range part_of(const Shape &s, int t, int part)
     return { from, min(from + each, last + 1) };
 }
 
-/* The result of a part: the largest score, the sum of exp(score - largest), and the D values
- * weighted by these. */
+/* The result of one part of the keys: the largest score, the sum of the weights exp(score -
+ * largest), and the D sums of the values times these weights. */
 __device__ static float *part_at(float *parts, const Shape &s, int t, int h, int part)
 {
     return parts + (((size_t)t * s.H + h) * s.parts + part) * (s.D + 2);
@@ -165,7 +165,8 @@ __global__ void merge_kernel(T *y, float *parts, Shape s)
 template <typename T, int C>
 static void launch(Tensor y, Tensor qkv, KvCache cache, const Shape &s, int tokens)
 {
-    /* scratch memory for the most parts, so that it does not grow from token to token */
+    /* scratch memory for the largest number of parts, so that it does not grow from token to
+     * token */
     const size_t heads = (size_t)tokens * s.H, most = heads > BLOCKS ? heads : BLOCKS;
     float *parts = (float *)device_scratch(most * (s.D + 2) * sizeof(float), SCRATCH_ATTENTION_OWN);
     T *k = (T *)cache.k.data, *v = (T *)cache.v.data;

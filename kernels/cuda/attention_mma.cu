@@ -6,7 +6,7 @@
 struct Tensors {
     Tensor y, qkv, dy, dqkv;
     float *lse;
-}; /* of forward: y, qkv, lse */
+}; /* arguments of forward: y, qkv, lse */
 
 static void describe(Work *w, Attention a, Documents docs, int size)
 {
@@ -28,7 +28,7 @@ static int shared_limit(void)
     return bytes;
 }
 
-/* More than 48 KiB of shared memory must be asked for. */
+/* A kernel that needs more than 48 KiB of shared memory must request it. */
 template <typename Kernel>
 static void allow_shared(Kernel *kernel, int bytes)
 {
@@ -87,8 +87,8 @@ struct Choice {
     }
 };
 
-/* By head width: pairs of warps, 16 keys each times M, queries per tile, stages for these; KiB of
- * shared memory. */
+/* The kernels for a head width, the fastest first. Template arguments: pairs of warps, M (16 M keys
+ * each), queries per tile, buffered tiles of queries. Behind each: KiB of shared memory. */
 template <typename T, int D>
 struct Table;
 template <>

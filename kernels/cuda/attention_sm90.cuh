@@ -1,6 +1,6 @@
-/* The main kernel of attention's backward on compute capability 9.0; attention_tiles.cuh has those
- * before and after it. Equations: kernels/cpu/attention.c; the structure is FlashAttention-3's
- * [Shah 2024].
+/* The main kernel of attention's backward on compute capability 9.0; attention_tiles.cuh has the
+ * kernels before and after it. Equations: kernels/cpu/attention.c; the structure is
+ * FlashAttention-3's [Shah 2024].
  *
  * An item is one block of keys of one query head: its k and v stay in shared memory, part of v in
  * registers, while the kernel loops over the tiles of queries that see them, from the diagonal on.
@@ -508,7 +508,7 @@ __device__ void consume(Shared<D> &s, const Backward &w, int group)
         }
     }
     if (group == 0)
-        take_turn(group); /* for the last pass_turn of the other */
+        take_turn(group); /* matches the last pass_turn of the other warpgroup */
 }
 
 #endif

@@ -27,7 +27,7 @@
 static constexpr int STAGES = 4; /* tiles of keys or values in shared memory */
 /* powers of 2: weights stay below 2^SLACK, sums of 2^24 weights far below 2^127 */
 static constexpr float SLACK = 8;
-/* the same if maxima are not computed: values may be up to 2^39 */
+/* the limit if maxima are not computed: values may be up to 2^39 */
 static constexpr float ROOM = 64;
 /* bytes of keys and values that the L2 cache keeps */
 static constexpr int64_t CACHED = 24 << 20;
@@ -51,7 +51,7 @@ __device__ inline Item item_of(const Forward &w, int ticket, int rank)
         return { 0, 0, 0, 0, -1 };
     const Packed d = document_of(w, ticket / H);
     const int count = (d.length + KEYS - 1) / KEYS, i = ticket - d.first * H;
-    /* of a key/value head */
+    /* bytes of a key/value head */
     const int64_t bytes = (int64_t)count * KEYS * w.D * 2 * (int)sizeof(bf16);
     const int fit = max(1, min(w.K, (int)(CACHED / bytes))), parts = (w.K + fit - 1) / fit;
     const int most = (w.K + parts - 1) / parts * (H / w.K);
@@ -118,7 +118,7 @@ template <int D, int HEADS>
 __device__ void load(ForwardShared<D> &s, const Forward &w, const CUtensorMap *qkv, int rank)
 {
     Ring<STAGES> ring;
-    int head = -1, n = 0; /* of the values to load next */
+    int head = -1, n = 0; /* head and first token of the values to load next */
     for (int i = 0;; i++) {
         const Item item = item_of<HEADS>(w, next_ticket<HEADS>(s.tickets, w.ticket, i, rank), rank);
         barrier_wait(&s.q_empty[i & 1], (i >> 1 & 1) ^ 1);
@@ -280,7 +280,8 @@ __device__ inline int first_row(const Item &item)
     return item.block * KEYS + uniform((threadIdx.x - MOVERS) / 32) * 16;
 }
 
-/* Writes lse of rows that exist; factor: 1 / sum of weights, for `out`. */
+/* Writes lse of the rows inside the document. factor: 1 / sum of weights, by which `out` is
+ * multiplied. */
 __device__ inline void finish_rows(const Forward &w, const Item &item, const Rows &rows,
                                    float (&factor)[2])
 {
@@ -477,7 +478,7 @@ __device__ void consume(ForwardShared<D> &s, const Forward &w, const CUtensorMap
         item = next;
     }
     if (group == 0)
-        named_barrier(1, CONSUMERS); /* for the last arrival of the other */
+        named_barrier(1, CONSUMERS); /* matches the last arrival of the other warpgroup */
     barrier_wait(&s.full[ring.stage], ring.parity);
     start_values(out, p, operand(s.tile[ring.stage], KEYS * ROW), group == 0 && tile == item.block);
     finish_rows(w, item, rows, end);

@@ -37,7 +37,7 @@ struct Tickets {
 /* Arguments of all kernels. */
 struct Work {
     int T, H, D, window;     /* window: a number of keys, T if there is none */
-    int blocks;              /* of keys, of all documents */
+    int blocks;              /* number of blocks of keys in all documents */
     const Packed *table;     /* of Blocks */
     float scale, scale_log2; /* multiply scores; scale_log2: for powers of 2 */
     int *ticket;             /* number of items taken */
@@ -50,7 +50,7 @@ struct Backward : Work {
     /* (slots, 2, PART): sums without scale, in the order of threads */
     float *dq;
     int *turn;     /* (slots): number of blocks that have added */
-    bf16 *dk, *dv; /* of every query head, kv_width elements per token */
+    bf16 *dk, *dv; /* gradients for every query head, kv_width elements per token */
     int64_t kv_width;
 };
 
@@ -267,7 +267,7 @@ __global__ void __launch_bounds__(SIDE_THREADS)
     const int block = blockIdx.x / Tile<D>::PER_BLOCK, h = blockIdx.y, part = threadIdx.x / 128,
               thread = threadIdx.x % 128;
     const Packed doc = document_of(w, block);
-    /* of the document */
+    /* first token of the block in its document */
     const int first = (blockIdx.x - doc.first * Tile<D>::PER_BLOCK) * QUERIES;
     const int t = first + (D == 128 ? 0 : 64 * part) + thread / 32 * 16 + thread % 32 / 4;
     const int left = D == 128 ? 64 * part : 0;

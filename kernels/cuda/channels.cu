@@ -18,7 +18,8 @@ __device__ static inline int exponent_field(float x)
     return (int)(__float_as_uint(x) >> 23 & 0xff);
 }
 
-/* For these fields of a column's maximum and of the median column's. */
+/* Computes the factor from these fields of a column's maximum and of the median column's
+ * maximum. */
 __device__ static inline float factor_of(int field, int median)
 {
     const int k = min(max(field - median - CHANNEL_EXCESS, 0), (int)CHANNEL_MOST);

@@ -22,12 +22,12 @@ __device__ inline Factors load_factors(const float *channel, int col)
 /* Maxima of all columns, 0 at first; valid until the next call. */
 float *column_maxima_new(int columns); /* channels.cu */
 
-/* Sets act.channel from them, and *amax to max|act| with these factors. */
+/* Sets act.channel from the maxima of columns, and *amax to max|act| with these factors. */
 void channels_choose(Tensor act, float *amax, const float *maxima);
 
 enum { COLUMN_THREADS = 128, COLUMN_ROWS = 64 };
 
-/* Raises the maxima to those of the source's output. A block has 8 COLUMN_THREADS columns of
+/* Raises the maxima to the maxima of the source's output. A block has 8 COLUMN_THREADS columns of
  * COLUMN_ROWS rows. */
 template <class Source>
 __global__ __launch_bounds__(COLUMN_THREADS) void column_maxima_kernel(float *maxima, Source source,

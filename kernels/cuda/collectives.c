@@ -33,12 +33,12 @@ static Group groups[] = { { RANKS_ALL, 0 },     { RANKS_SHARD, true },  { RANKS_
                           { RANKS_CONTEXT, 0 }, { RANKS_TENSOR, true }, { RANKS_STAGE, true } };
 enum { NUM_GROUPS = sizeof groups / sizeof groups[0] };
 static ncclComm_t all, tensor_sums;
-/* to a neighbour, and from it: two ranks each */
+/* communicators of two ranks: to a neighbour, and from it */
 static ncclComm_t sends[NUM_NEIGHBOURS], receives[NUM_NEIGHBOURS];
 /* all of these, in the order in which all ranks make them */
 static ncclComm_t links[2 * NUM_NEIGHBOURS];
 static int num_links;
-enum { MAX_WINDOWS = 2 }; /* of memory of one use: find_users */
+enum { MAX_WINDOWS = 2 }; /* maximum number of windows for the memory of one use: find_users */
 /* memory NULL: none */
 static struct {
     void *memory;
@@ -119,7 +119,7 @@ static void finish(void)
     for (int n = 0; n < NUM_NEIGHBOURS; n++)
         sends[n] = receives[n] = NULL;
     num_links = 0;
-    /* last that of all ranks, the parent of the others */
+    /* the last one has all ranks and is the parent of the others */
     for (int i = NUM_GROUPS - 1; i >= 0; i--) {
         destroy(&groups[i].gathers);
         destroy(&groups[i].nccl);
@@ -151,8 +151,8 @@ static void connect_neighbours(void)
     device_free(bytes);
 }
 
-/* Splitting is collective: all ranks make the communicators of all stages, and get those of their
- * own. */
+/* Splitting is collective: all ranks make the communicators of all stages, and keep the
+ * communicators of their own stage. */
 static void connect_stages(void)
 {
     const int stages = comm_group_size(RANKS_PIPELINE), own = comm_group_rank(RANKS_PIPELINE);

@@ -31,9 +31,9 @@ extern "C" {
 void cuda_check(cudaError_t status, const char *call, const char *file, int line);
 void cuda_check_launch(const char *file, int line);
 
-cudaStream_t device_stream(void); /* of the current queue */
+cudaStream_t device_stream(void); /* stream of the current queue */
 int device_sm_count(void);
-bool device_is_pinned(const void *p); /* in an allocation of device_host_alloc */
+bool device_is_pinned(const void *p); /* whether p is in an allocation of device_host_alloc */
 
 /* Scratch memory for use inside one operation: `bytes` or more, 256-byte aligned, contents
  * undefined. A slot only grows, and growing waits for the device. An operation that needs two

@@ -10,7 +10,7 @@ struct Layout {
     size_t rows;
 };
 
-/* Where column `at` of a rank's part is in the row of all heads. */
+/* The column, in the row of all heads, of column `at` of a rank's heads. */
 __device__ static inline int column_of(Layout d, int rank, int at)
 {
     if (at < d.q)

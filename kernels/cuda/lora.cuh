@@ -62,8 +62,8 @@ static inline bool parts_aligned(const LoraParts &parts, Tensor wide, int each)
     return aligned;
 }
 
-/* The fast kernels, arguments already checked. False: formats or shapes not supported, nothing
- * done. */
+/* The fast kernels. The caller has checked the arguments. They return false, without doing
+ * anything, if they do not support the formats or shapes. */
 /* lora_narrow.cu */
 bool lora_narrow_fast(Tensor xa, Tensor x, Tensor w, LoraParts parts, float scale);
 /* lora_widen.cu */
@@ -71,13 +71,14 @@ bool lora_widen_fast(Tensor y, Tensor xa, Tensor w, LoraParts parts, Tensor add)
 /* lora_dw.cu */
 bool lora_dw_fast(Tensor dw, LoraParts parts, Tensor xa, Tensor x);
 
-/* swiglu_lora.cu: swiglu_forward with a product, other arguments already checked. False: no
- * product, or formats or shapes not supported; nothing done. _added: for an act in BF16.
- * _save_added: the step before the codes of an FP8 act. It saves gate_up, also if that is wide, and
- * raises probe.amax to max|act|, of the exact sums if `exact` and gate_up is not wide; with
- * probe.scale_amax it also encodes act within its range. _codes_added then encodes act from the
- * exact sums, or re-encodes it if it exceeded the range; without `exact`, gate_up is enough for
- * codes. */
+/* swiglu_lora.cu: swiglu_forward with an adapter's product. The caller has checked the other
+ * arguments. The functions return false, without doing anything, if there is no product, or if they
+ * do not support the formats or shapes. swiglu_added is for an act in BF16. An FP8 act takes two
+ * calls. First, swiglu_save_added saves gate_up, even if it is `wide`, and raises probe.amax to
+ * max|act|; with `exact`, and if gate_up is not `wide`, max|act| is that of the exact sums. If
+ * probe.scale_amax is set, it also encodes act within that range. Then swiglu_codes_added encodes
+ * act from the exact sums, or encodes it again if it exceeded the range. Without `exact`, act can
+ * be encoded from gate_up. */
 struct AmaxProbe; /* tiles.cuh */
 bool swiglu_added(Tensor act, Tensor gate_up, Tensor wide, LoraProduct product);
 bool swiglu_save_added(AmaxProbe probe, Tensor act, Tensor gate_up, Tensor wide,
@@ -88,8 +89,9 @@ void swiglu_codes_added(Tensor act, AmaxProbe probe, Tensor wide, LoraProduct pr
 bool swiglu_backward_added(Tensor dgate_up, Tensor act, Tensor dact, LoraProduct product,
                            Tensor gate_up);
 
-/* rope_lora.cu: rope_forward without norms in one pass: with a product, or exact and saved in FP8
- * groups. False: other cases, or formats or shapes not supported; nothing done. */
+/* rope_lora.cu: rope_forward without norms, in one pass: with an adapter's product, or exact and
+ * saved in FP8 groups. Returns false, without doing anything, in other cases, or if it does not
+ * support the formats or shapes. */
 bool rope_forward_added(bool exact, Tensor y, Tensor saved, Tensor x, LoraProduct product,
                         Attention a);
 

@@ -14,7 +14,7 @@ static constexpr int MAX_RANK = 64; /* per block */
 /* NT: columns of xa / 8; even. */
 template <int NT>
 constexpr int STAGES = NT <= 4 ? 4 : 3;
-/* of a stage */
+/* columns of a stage */
 template <DType D>
 constexpr int COLUMNS = ROW_BYTES / WIDE_BYTES<D>;
 /* products over 16 columns of a slice */
@@ -69,7 +69,7 @@ __device__ static inline void close_group()
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* Waits for all groups but the last BUT. */
+/* Waits for all groups of copies except the last BUT. */
 template <int BUT>
 __device__ static inline void wait_groups()
 {
@@ -106,7 +106,7 @@ __device__ static inline void add_stage(float (&sum)[2][NT][4], const uint4 *sta
     const int lane = threadIdx.x % 32, slice = threadIdx.x / 32 % SLICES,
               first = threadIdx.x / 32 / SLICES * 32 + lane / 4;
     const uint4 *w = stage + X_PACKS + slice * (STEPS<D> * (NT / 2) * 32) + lane;
-    uint2 raw[2][2]; /* of tokens first, first + 8, + 16, + 24 */
+    uint2 raw[2][2]; /* elements of the tokens first, first + 8, first + 16, first + 24 */
 #pragma unroll
     for (int m = 0; m < 4; m++)
         raw[m / 2][m % 2] =

@@ -195,8 +195,8 @@ __global__ __launch_bounds__(
     }
 }
 
-/* With a gradient, blocks whose threads keep the packs of a row; else small blocks that read
- * ahead. */
+/* With a gradient, launches blocks whose threads keep the packs of a row; without, small blocks
+ * that read ahead. */
 template <bool ALIGNED, bool BACKWARD, class Gradient, typename T>
 static void launch(Gradient gradient, T *logits, Tensor shape, float *loss, float *zloss,
                    const int *target, int vocab, float scale, float z_weight)

@@ -71,7 +71,7 @@ typedef struct {
     /* FP8: adds products with the tensor cores' 14 fraction bits, without regular promotion to
      * F32 */
     int fast;
-    int align;                      /* of all matrices, in bytes, up to 256 */
+    int align;                      /* alignment of all matrices in bytes, up to 256 */
     int ld_a, ld_b, ld_d;           /* elements from one column to the next */
     int64_t count, step_ab, step_d; /* products at once; elements from one to the next */
 } Shape;
@@ -100,7 +100,7 @@ static struct {
     cublasLtHandle_t handle;
     Gemm *gemm;
     int count;
-    char *choices;   /* from earlier runs */
+    char *choices;   /* choices from earlier runs */
     double spent_ms; /* on choosing */
 } cache;
 
@@ -264,7 +264,7 @@ static cublasStatus_t launch(const Gemm *g, const cublasLtMatmulAlgo_t *algo, co
 
 /* ---- choice of algorithm --------------------------------------------------------------------- */
 
-/* From the first element of the output on to its last. */
+/* The distance from the first element of the output to its last, inclusive. */
 static size_t output_bytes(const Shape *s)
 {
     return ((size_t)(s->count - 1) * (size_t)s->step_d + (size_t)(s->n - 1) * (size_t)s->ld_d +

@@ -59,8 +59,8 @@ struct Backward : BackwardShape {
     Staging &staging;
     const int group;
     float inverse, act_inverse, m;
-    TileOrigin at; /* of the warpgroup; column -1: nothing is held */
-    Raw raw[2];    /* of the thread's two tokens, for the next strip */
+    TileOrigin at; /* origin of the warpgroup's tile; column -1: it holds none */
+    Raw raw[2];    /* elements of the thread's two tokens, for the next strip */
     float gate_scale, up_scale;
     uint32_t codes[TRANSPOSED][2][2]; /* [token][half] */
 

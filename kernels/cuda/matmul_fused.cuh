@@ -84,7 +84,7 @@ __host__ __device__ inline int fused_tiles(const FusedJob &job)
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-constexpr int FUSED_SUMS = 64 * FUSED_WEIGHTS / 128; /* of a tile, per thread */
+constexpr int FUSED_SUMS = 64 * FUSED_WEIGHTS / 128; /* number of sums of a tile per thread */
 /* pairs of tiles of tokens that loop over all columns together and stay in the L2 cache */
 constexpr int TOGETHER = 8;
 

@@ -16,7 +16,7 @@ struct Form {
 };
 
 struct Moment {
-    uint8_t *codes; /* or dense values */
+    uint8_t *codes; /* codes, or dense values */
     void *scale;    /* per group: S, or S and k with expansion */
     float beta;     /* log2 of beta with expansion */
 };
@@ -25,7 +25,7 @@ struct Moment {
  * half: so neighbouring threads access whole sectors of memory, whatever they load. */
 struct Codes {
     uint2 half[2];
-    uint32_t scale; /* of the group; expanded: fp8_pair of kernels/fp8.h */
+    uint32_t scale; /* scale of the group; with expansion, fp8_pair of kernels/fp8.h */
 };
 
 __device__ static inline float pair_scale(uint32_t pair)

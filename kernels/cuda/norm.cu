@@ -1,4 +1,5 @@
-/* RMSNorm and LayerNorm, forward; norm_backward.cu has backward, norm_fp8.cu all with FP8.
+/* RMSNorm and LayerNorm, forward. norm_backward.cu has the backward pass; norm_fp8.cu has both
+ * passes with FP8 inputs or outputs.
  *
  * Bytes per element in BF16: 4 (stream, y), +2 if x is another tensor, +2 with a residual. Weights
  * are read from L1; statistics are 8 bytes per row. Rounding: sums are F32 trees instead of the

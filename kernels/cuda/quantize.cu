@@ -216,7 +216,7 @@ __global__ __launch_bounds__(THREADS) void encode_kernel(uint8_t *codes, const f
             *(uint2 *)(codes + first + 8 * j * THREADS) = encode_pack<D>(v[j], inverse);
 }
 
-/* For a y whose scale is reused; raises amax to max|x|. */
+/* Encodes a y whose scale is reused, and raises amax to max|x|. */
 template <class Reader>
 __global__ __launch_bounds__(THREADS) void encode_in_range_kernel(float *amax, TileOut y, Reader x,
                                                                   size_t n)

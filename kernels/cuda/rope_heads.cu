@@ -27,8 +27,8 @@ struct Teams : Heads {
     int q, k, v;
 };
 
-/* A thread's part: its columns, and the heads head, head + step, ... below end of its team. Threads
- * after the packs of a head have left = 0. */
+/* The work of a thread: its columns of the heads head, head + step, ... below `end`. Threads that
+ * have no columns have left = 0. */
 template <bool ALIGNED>
 struct TeamPart : ThreadPart<ALIGNED> {
     int step, end;

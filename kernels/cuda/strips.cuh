@@ -11,11 +11,11 @@
 #include "kernels/cuda/tiles.cuh"
 
 constexpr int STRIP = 32, STRIP_WARPS = 8;
-constexpr int STRIP_BYTES = 96 * 1024; /* of shared memory: available on all GPUs */
+constexpr int STRIP_BYTES = 96 * 1024; /* bytes of shared memory that all GPUs have */
 
 /* The layout of w in shared memory. */
 struct Layout {
-    int column_warps; /* warps with different columns; others have other tokens */
+    int column_warps; /* warps with different columns; the remaining warps have other tokens */
     int steps;        /* products over 16 of the rank */
 };
 

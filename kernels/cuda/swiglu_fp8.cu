@@ -157,7 +157,8 @@ static void save(bool codes, AmaxProbe probe, Tensor act, GroupOut saved, const 
     });
 }
 
-/* act with factors, which are chosen first unless its scale is reused. */
+/* Encodes act with column factors. The factors are chosen first, unless the scale of act is
+ * reused. */
 template <class Reader>
 static void with_factors(Tensor act, Reader reader)
 {

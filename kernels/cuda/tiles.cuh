@@ -102,7 +102,7 @@ static inline TileOut tile_out(Tensor t, const float *amax, float *noted, float 
              headroom };
 }
 
-/* With the scale from amax or, if NULL, with that of t. */
+/* Encodes with the scale from amax or, if amax is NULL, with t's scale. */
 static inline TileOut tile_out(Tensor t, const float *amax)
 {
     return tile_out(t, amax, t.scale_amax, 1);
@@ -131,7 +131,7 @@ __device__ inline float tile_scale(const TileOut &out, float from)
  * cannot read the range itself, since its first block changes it before others have begun. */
 struct AmaxProbe {
     float *amax, *scale_amax;
-}; /* max|y|; that of the scale before the pass */
+}; /* max|y|; the maximum from which the scale was made before the pass */
 
 static inline AmaxProbe amax_probe_new(void)
 {
@@ -358,7 +358,7 @@ __global__ __launch_bounds__(TILE_THREADS, Source::OUTPUTS > 2 ? 2 : 3) void fp8
     raise_amax(amax, m, shared);
 }
 
-/* After it: re-encodes y if it exceeded the range. */
+/* After the first pass: encodes y again if it exceeded the range. */
 template <class Source>
 __global__ __launch_bounds__(TILE_THREADS, Source::OUTPUTS > 2 ? 2 : 3) void fp8_recode_kernel(
     AmaxProbe probe, TileOuts<Source> outs, Source source, int rows, int cols)
@@ -432,7 +432,7 @@ static inline void fp8_in_range(Tensor y, TileOuts<Source> outs, const Source &s
     fp8_recode(y, probe, source, rows, cols);
 }
 
-/* The same if max|y| is known: used unless y's scale is reused. */
+/* The same if max|y| is known. It is used unless y's scale is reused. */
 template <class Source>
 static inline void fp8_operand_from(Tensor y, const float *amax, const Source &source, int rows,
                                     int cols)
@@ -446,7 +446,7 @@ static inline void fp8_operand_from(Tensor y, const float *amax, const Source &s
         fp8_tiles(outs, source, rows, cols);
 }
 
-/* The same if it is not known. */
+/* The same if max|y| is not known. */
 template <class Source>
 static inline void fp8_operand(Tensor y, TileOuts<Source> outs, const Source &source, int rows,
                                int cols)

@@ -13,7 +13,7 @@
 #include "kernels/runtime/error.h"
 
 enum { CHECK_DIGITS = 16, LINE_BYTES = 1024 };
-/* of a file, some 3000 lines; lines beyond are not added */
+/* maximum size of a file, some 3000 lines; further lines are not added */
 static const size_t MOST_BYTES = 1 << 20;
 
 /* FNV-1a. */
@@ -117,6 +117,6 @@ void autotune_add(const char *file, const char *key, const void *value, size_t b
     if (f < 0)
         return;
     if (fstat(f, &s) == 0 && (size_t)s.st_size + n <= MOST_BYTES && write(f, line, n) != (ssize_t)n)
-        warn("%s in the cache folder could not be written: the next run will choose again", file);
+        warn("cannot write %s in the cache folder: the next run will time algorithms again", file);
     close(f);
 }

@@ -18,7 +18,7 @@ static int rank = 0, size = 1, local_rank = 0, local_size = 1;
 static MPI_Win host_memory = MPI_WIN_NULL;
 /* started: the one to return to, while this process pretends */
 static Mesh mesh = { { 1, 1, 1, 1, 1 } }, started;
-static int mesh_rank; /* in the mesh */
+static int mesh_rank; /* this rank's number in the mesh */
 static bool pretends;
 static size_t sent[NUM_SENT];
 static struct {
@@ -150,9 +150,9 @@ static void check_same(const Mesh *m)
         double sizes[2] = { m->size[d], -m->size[d] };
         comm_max(sizes, 2);
         if (sizes[0] != -sizes[1])
-            die("the ranks would form groups of %.0f to %.0f; give every rank the same "
-                "configuration and every host the same number "
-                "of ranks, or set fsdp.hybrid_sharding_num_model_replicas",
+            die("the ranks would form groups of %.0f to %.0f ranks; give every rank the same "
+                "configuration and every host the same number of ranks, or set "
+                "fsdp.hybrid_sharding_num_model_replicas",
                 -sizes[1], sizes[0]);
     }
 }

@@ -47,8 +47,8 @@ typedef enum {
     SENT_HOST_VALUES,
     NUM_SENT
 } Sent;
-/* bytes: of the tensor; of a gather's or scattered sum's part; of an exchange: what leaves this
- * rank */
+/* bytes: of the tensor; for an all-gather or a reduce-scatter, of a part; for an exchange, what
+ * leaves this rank */
 size_t comm_ring_bytes(Sent what, size_t bytes, int ranks);
 /* back ends: such an operation was queued */
 void comm_count(Sent what, size_t bytes, Ranks g);

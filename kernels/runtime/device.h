@@ -40,7 +40,7 @@ typedef enum {
 /* State of a GPU as reported by its driver; unknown values are NAN. */
 typedef struct {
     double power, power_limit; /* watts */
-    /* joules, and ECC errors, since the driver was loaded */
+    /* since the driver was loaded: joules, and ECC errors */
     double energy;
     double temperature;            /* degrees Celsius */
     double sm_clock, memory_clock; /* MHz */

@@ -2,8 +2,8 @@
  *
  * exit() on one rank would leave the others waiting in a collective for ever, so error_set_ranks
  * sets how all ranks end. Most errors (a missing file, a wrong key) occur on every rank at once.
- * Rank 0 prints at once, and its end ends the others while they wait, so the message appears once;
- * an error of only one rank appears a moment later. */
+ * Rank 0 prints at once and ends. That ends the other ranks while they wait, so the message appears
+ * once; an error of only one rank appears a moment later. */
 #include "kernels/runtime/error.h"
 
 #include <pthread.h>

@@ -63,7 +63,7 @@ static double left_in(const char *folder, const struct Names *names)
     return left;
 }
 
-/* In the group `path` and in all of its parents. */
+/* The least of the group `path` and all of its parents. */
 static double left_in_groups(const char *root, const struct Names *names, const char *path)
 {
     char *folder = xasprintf("%s%s%s", root, names->folder, strcmp(path, "/") ? path : "");

@@ -118,7 +118,8 @@ static int receive(int fd)
             return errno;
         if (n != sizeof m || memcmp(m.token, hosts.meeting.token, TOKEN) != 0)
             continue;
-        if (m.state.leader != comm_rank()) /* not of this host, forwarded */
+        /* unless it is a state of this host that rank 0 has forwarded */
+        if (m.state.leader != comm_rank())
             state_write(&hosts.state[m.state.rank], &m.state, STATE_WHOLE);
         int *peer = &hosts.peer[comm_rank() == 0 ? m.state.leader : 0];
         if (*peer < 0)
@@ -147,7 +148,7 @@ int hosts_exchange(void)
 {
     if (hosts.fd < 0)
         return -1;
-    if (hosts.peer[0] < 0) /* rank 0, and those it has not answered yet */
+    if (hosts.peer[0] < 0) /* for rank 0, and for hosts that rank 0 has not answered yet */
         receive(hosts.fd);
     for (int r = 0; r < comm_size(); r++)
         if (hosts.peer[r] >= 0 && (receive(hosts.peer[r]) == ECONNREFUSED ||

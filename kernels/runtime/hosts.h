@@ -7,7 +7,8 @@
 /* All ranks call. state: (ranks), in memory that the ranks of this host share; it has the hosts of
  * all ranks. */
 void hosts_start(SharedState *state);
-/* Rank 0 sees the end of the first rank of another host; those see the end of rank 0. */
+/* Rank 0 detects that the first rank of another host has ended, and the first ranks of other hosts
+ * detect that rank 0 has ended. */
 void hosts_stop(void);
 
 /* Sends and receives; for one thread of each first rank, the others take no part. Returns a first

@@ -18,7 +18,7 @@ typedef struct {
 /* The main thread. */
 typedef struct {
     unsigned long marks;    /* calls of watchdog_mark, _together and _neighbour */
-    unsigned long together; /* calls of watchdog_mark_together, without those that ... */
+    unsigned long together; /* calls of watchdog_mark_together, except the calls that ... */
     unsigned long inside;   /* ... only ranks of `stage` make, since watchdog_set_stage */
     long step;
     int stage, part; /* -1: none */
@@ -31,8 +31,8 @@ typedef struct {
 typedef struct {
     long rank, leader, pid; /* leader: the first rank of its host */
     char host[64];
-    unsigned long beats; /* of the watchdog's thread; 0: none has come */
-    long leaving;        /* not 0: it ends all ranks with its own message */
+    unsigned long beats; /* beats of the watchdog's thread; 0: none has arrived */
+    long leaving;        /* not 0: this rank is ending all ranks with its own message */
     Marks main;
     WorkerState worker[NUM_WORKERS]; /* NO_WORKER is never busy */
 } RankState;

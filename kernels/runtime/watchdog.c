@@ -50,7 +50,8 @@ typedef struct {
     RankState state;
     unsigned long progress;
     double idle, silent;
-    bool visible; /* kill() finds its process: on this host, and no container hides it */
+    /* kill() finds its process: the rank is on this host, and no container hides it */
+    bool visible;
 } View;
 
 typedef enum { NO_FAULT, GONE, LEFT, STOPPED, HUNG, NOBODY, DEVICE } FaultKind;
@@ -72,8 +73,9 @@ static const double AWAY_AFTER = 15;
 static SharedTable *table; /* NULL: not started, or stopped */
 static View *view;         /* (ranks) */
 static int ranks, self;
-static int stopping;             /* an event of watchdog_stop */
-static _Atomic int most_seconds; /* timeout; the main thread may change this and the next */
+static int stopping; /* an eventfd that watchdog_stop writes */
+/* seconds; the main thread may change this value and the next one */
+static _Atomic int most_seconds;
 static void (*_Atomic name_of)(int part, char text[PART_NAME]);
 static pthread_t thread;
 
@@ -104,7 +106,7 @@ static const WorkerState *needed(const RankState *s)
     return w->busy ? w : NULL;
 }
 
-/* What s does, or the worker that it waits for. */
+/* What the rank s does; if it waits for a worker, what the worker does. */
 static const char *operation_of(const RankState *s)
 {
     const char *text = needed(s) ? needed(s)->doing : s->main.operation;
@@ -310,12 +312,12 @@ static Fault find_fault(int ended)
         return (Fault){ NO_FAULT };
     if (needed(&own->state))
         return (Fault){ HUNG, self };
-    /* with a silent host, ranks of the others may wait for different things */
+    /* if a host is silent, the ranks of the other hosts may wait for different operations */
     const bool elsewhere = view[0].state.beats > 0 && !is_here(view);
     return silent >= 0 || elsewhere ? (Fault){ NO_FAULT } : find_hung();
 }
 
-/* Whether other ranks may know better. */
+/* Whether another rank may know more about the fault. */
 static bool others_know(const Fault *f)
 {
     return f->kind == LEFT || f->kind == NOBODY || !is_here(&view[f->who]);
@@ -326,7 +328,7 @@ static void *watch(void *nothing)
     struct pollfd stop = { .fd = stopping, .events = POLLIN };
     double last = clock_seconds(), faulty = 0;
     for (unsigned long beats = 1; poll(&stop, 1, (int)(INTERVAL * 1e3)) <= 0; beats++) {
-        /* if longer, this process was suspended */
+        /* if the interval was longer, this process was suspended */
         double now = clock_seconds(), passed = now - last < 1 ? now - last : 1;
         last = now;
         state_write(&table->state[self], &beats, STATE_PART(beats));
@@ -403,7 +405,7 @@ void watchdog_stop(void)
     eventfd_write(stopping, 1);
     pthread_join(thread, NULL);
     close(stopping);
-    comm_barrier(); /* no rank's end counts as a fault */
+    comm_barrier(); /* from here on the end of a rank is not a fault */
     hosts_stop();
     free(view);
     watchdog_show(NULL);

@@ -13,10 +13,10 @@
 /* Starts this rank's thread. All ranks call, after comm_start. A rank without progress for
  * `timeout` seconds ends the run, also if it is the only one. */
 void watchdog_start(int timeout);
-/* Changes the timeout. Ranks may disagree until all have read their configuration; each waiting
- * rank uses its own. */
+/* Changes the timeout. Until all ranks have read their configuration, ranks may have different
+ * timeouts; a waiting rank uses its own timeout. */
 void watchdog_set_timeout(int timeout);
-/* Names of parts in messages: `name` writes that of part number `part` ("block 3"); NULL: "part
+/* How messages call a unit: `name` writes the name of unit number `part` ("block 3"); NULL: "part
  * 3". */
 enum { PART_NAME = 32 };
 void watchdog_set_names(void (*name)(int part, char text[PART_NAME]));

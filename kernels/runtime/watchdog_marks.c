@@ -5,7 +5,7 @@
 
 #include "kernels/runtime/rank_state.h"
 
-static Marks now = { .part = -1, .stage = -1 }; /* of the main thread, as shown last */
+static Marks now = { .part = -1, .stage = -1 }; /* state of the main thread, as last shown */
 static SharedState alone;                       /* no watchdog reads it */
 static SharedState *own = &alone;
 

@@ -6,8 +6,8 @@
 #include "kernels/runtime/rank_state.h"
 #include "kernels/runtime/workers.h"
 
-/* This rank is about to do `operation`, a noun ("forward", "reading tokens"), on this part (-1:
- * none). Only for the main thread. */
+/* This rank is about to do `operation`, a noun ("forward", "reading tokens"), on the unit `part`
+ * (-1: none). Only for the main thread. */
 void watchdog_mark(const char *operation, int part);
 
 /* The same for operations that all ranks do in the same order, waiting for each other: collectives,
@@ -36,7 +36,7 @@ void watchdog_wait_for(Worker w);
 enum { PATIENCE = 3 };
 void watchdog_set_patient(bool patient);
 
-/* For the watchdog: where this rank writes its state from now on (NULL: where no watchdog reads
- * it), and what it has written. */
+/* For the watchdog. watchdog_show: this rank writes its state to *state from now on; NULL: to
+ * memory that no watchdog reads. watchdog_read_own: copies the state that this rank has written. */
 void watchdog_show(SharedState *state);
 void watchdog_read_own(RankState *s);

@@ -64,8 +64,8 @@ void block_forward(const Stream *stream, const UnitTensors *w, const Acts *a, co
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* From the gradient of the MLP's output to that of gate and up, by way of dact, which may stay
- * unwritten. What the recipe does not keep of act is made again. */
+/* Computes the gradient of gate and up from the gradient of the MLP's output. The gradient dact in
+ * between may stay unwritten. Recomputes what the recipe does not keep of act. */
 static void swiglu_to_gate_up(const Block *b, const LinearLayer *down, Tensor dy)
 {
     const Acts *a = b->a;
@@ -87,7 +87,7 @@ static void backward_mlp(const Block *b)
     branch_enter_backward(b, &s, b->a->dgate_up, down, true, &attention);
 }
 
-/* With what backward runs again. */
+/* Backward of the MLP, tile by tile, with what backward recomputes. */
 static void backward_mlp_tiles(const Block *b)
 {
     for (Tile t = { 0 }; tile_next(&t, b);) {

@@ -53,7 +53,7 @@ static void norm(const Block *b, const Branch *s, Tensor y, Tensor res, Tensor r
                  b->stream->recipe.forward);
 }
 
-/* With norm_after h is not recomputed, so forward leaves all of it. */
+/* With norm_after, backward does not recompute h, so forward keeps all rows of h. */
 Tensor branch_enter(const Block *b, const Branch *s)
 {
     const Stream *stream = b->stream;
@@ -90,7 +90,8 @@ void branch_leave_again(const Block *b, const Branch *s, Tensor y)
         linear_recompute_xa(&s->last, y);
 }
 
-/* With dres_amax only this writes dres: so it still is max|dres| where the next branch reads it. */
+/* With dres_amax, only this operation writes dres. So dres_amax is still max|dres| when the next
+ * branch reads it. */
 void branch_norm_backward(const Stream *stream, const BackwardScratch *work, Tensor dnorm, Tensor x,
                           const float *stats, Tensor norm, bool accumulate)
 {
@@ -156,9 +157,9 @@ static void stream_backward_end(const Block *b, const Branch *s)
         branch_norm_backward(b->stream, b->work, s->dnorm, s->x, s->stats, s->norm, true);
 }
 
-/* With tensor ranks each exchange overlaps a product: the gather of the input that of dx, the sum
- * of dx those of the last layer's gradients, and the gather of the next branch's dy those of the
- * first layer's gradients. */
+/* With tensor ranks each exchange overlaps a GEMM. The gather of the input overlaps the GEMM of dx.
+ * The sum of dx overlaps the GEMMs of the last layer's gradients. The gather of the next branch's
+ * dy overlaps the GEMMs of the first layer's gradients. */
 void branch_enter_backward(const Block *b, const Branch *s, Tensor dy, LinearGrad last,
                            bool wants_dx, const Branch *next)
 {

@@ -15,7 +15,7 @@ typedef struct {
     Tensor res, out;   /* (N, C) the stream before and after the branch */
     Tensor h;          /* the first layer's operand */
     Tensor x;          /* the norm's input, as saved for backward */
-    float *stats;      /* its mean and rstd */
+    float *stats;      /* mean and rstd of the norm's input */
     Tensor output;     /* the last layer's output, if the norm follows it (norm_after) */
     Tensor norm;       /* the norm's weights */
     Tensor dnorm;      /* their gradient */
@@ -31,7 +31,8 @@ Branch branch_mlp(const Block *b);
  * multiplies it. leave: multiplies y, the operand of the last layer, and adds to the stream. */
 Tensor branch_enter(const Block *b, const Branch *s);
 void branch_leave(const Block *b, const Branch *s, Tensor y);
-/* Recomputes in backward what leave made, but only what a norm's or an adapter's backward reads. */
+/* In backward, recomputes the results of branch_leave that the backward of a norm or an adapter
+ * reads. */
 void branch_leave_again(const Block *b, const Branch *s, Tensor y);
 
 /* Backward, in this order. On entry work->dres is dLoss/d(out).

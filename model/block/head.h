@@ -4,8 +4,8 @@
 #include "model/store/fsdp.h"
 
 /* Adds the losses of the stream in the unit's attn_res to the sums. With `backward` also computes
- * the gradients of scale * (sum of losses + z_weight * sum of z-losses): of its weights, and, if
- * something below is trained, of the stream in work.dres. */
+ * the gradients of scale * (sum of losses + z_weight * sum of z-losses): of the head's weights and,
+ * if an earlier unit is trained, of the stream in work.dres. */
 void head_losses(Model *m, ParamStore *store, float scale, float z_weight, bool backward);
 
 /* Computes the logits of row `row` of the stream in the first row of m->logits. */

@@ -36,7 +36,7 @@ static LinearParams params_of(const Stream *stream, const UnitTensors *w, Linear
     return p;
 }
 
-/* With tensor ranks those of a branch's two layers exist at the same time. */
+/* With tensor ranks the xa of a branch's two layers exist at the same time. */
 static Tensor dxa_of(const Block *b, Linear l)
 {
     const Tensor all = b->work->dxa, xa = acts_xa(b->a, l);

@@ -21,7 +21,7 @@ typedef struct {
 /* A linear layer at work: y = x matrix^T [+ bias] [+ scale * (x a^T) b^T]. */
 typedef struct {
     LinearParams w, dw;
-    Tensor xa, dxa; /* scale * x a^T, and its gradient; no tensors without an adapter */
+    Tensor xa, dxa; /* xa = scale * x a^T, and its gradient; no tensors without an adapter */
     float scale;
     Tensor folded; /* buffer for the matrix with the inverse factors of its operand's columns */
 } LinearLayer;

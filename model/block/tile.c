@@ -4,8 +4,8 @@
 static const enum { BRANCH, MLP } tokens_of[NUM_ACTS] = { BLOCK_TENSORS(TOKENS) };
 #undef TOKENS
 
-/* t is of all tokens if it is the memory of `all`, whose rows `part` is. The scale of a tile's
- * operand is that of its own tokens: backward finds it again. */
+/* If t is the memory of `all`, it has the rows of all tokens; `part` has the rows of the tile. The
+ * scale of a tile's operand depends only on the tile's tokens, so backward finds the same scale. */
 static Tensor in_tile(Tensor t, Tensor all, Tensor part)
 {
     if (t.data && t.data == all.data)

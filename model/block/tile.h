@@ -2,7 +2,7 @@
 #pragma once
 #include "model/block/linear.h"
 
-/* Whether a block computes its MLP in tiles; if not, all of it is one. */
+/* Whether a block computes its MLP in tiles; if not, one tile has all tokens. */
 bool tile_is_part(const Stream *stream, const Acts *a);
 
 /* A block restricted to a tile. Of tensors of all tokens it has the tile's rows; of buffers that
@@ -12,7 +12,7 @@ bool tile_is_part(const Stream *stream, const Acts *a);
  *         ... t.block ... */
 typedef struct {
     Block block;
-    UnitTensors dw; /* backward: the first tile may overwrite gradients, others add to them */
+    UnitTensors dw; /* backward: the first tile may overwrite gradients; later tiles add to them */
     Acts a, next;
     BackwardScratch work;
     int end; /* rows before this one are done */

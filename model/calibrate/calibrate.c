@@ -20,7 +20,7 @@
 #include "model/calibrate/weights_ahead.h"
 #include "model/shape/units.h"
 
-enum { TOKENS = 8192 }; /* of a micro-batch: enough for efficient GEMMs */
+enum { TOKENS = 8192 }; /* tokens of a micro-batch: enough for efficient GEMMs */
 
 /* A layer of the block on the device: its matrix w, scales (also on the host), and h, the sum of xT
  * x over its inputs. */
@@ -43,7 +43,7 @@ typedef struct {
     const ExportOptions *options;
     const CalibrationData *data;
     ModelConfig model; /* the whole model, adapters merged */
-    Config config;     /* of a model with one of its blocks */
+    Config config;     /* the configuration of a model with a single block */
     Model m;
     ParamStore store;
     int batches, held; /* micro-batches for calibration; held out */
@@ -303,8 +303,8 @@ static void print_result(const Calibration *c, int block, const Param *p, const 
 {
     const double outputs = (double)c->data->sequences * (double)c->data->length * (double)p->rows;
     if (r->damping == 0)
-        warn("block %d, %s: its Hessian is not positive definite, even with %g of its mean on the "
-             "diagonal: rounded to nearest",
+        warn("block %d, %s: the Hessian is not positive definite, even with %g of its mean added "
+             "to the diagonal; the weights are rounded to nearest",
              block, p->name, 1000 * c->options->damping);
     else if (r->damping > c->options->damping * 1.01)
         printf("  %s %.3g | %.3g with damping %g", p->name, r->error / outputs,

@@ -46,8 +46,8 @@ CalibrationData calibration_read(const ExportOptions *o, const Export *x)
     CalibrationData d = { .sequences = o->sequences, .length = o->length > 0 ? o->length : most };
     d.held = d.sequences < HELD_OUT ? 1 : d.sequences / HELD_OUT;
     if (d.length > m.max_sequence_length)
-        die("--calibration_length=%d: the model's sequences have up to %d tokens", d.length,
-            m.max_sequence_length);
+        die("--calibration_length=%d: expected at most %d, the length of the model's sequences",
+            d.length, m.max_sequence_length);
     const DataSpec spec = { .key = key,
                             .paths = o->calibration,
                             .num_paths = o->num_calibration,

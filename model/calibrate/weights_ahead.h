@@ -15,17 +15,17 @@ typedef struct {
 typedef struct {
     const Export *x;
     const ModelConfig *model;
-    int unit; /* the one being read, or read last */
+    int unit; /* the unit that is being read, or was read last */
     bool is_reading;
     pthread_t thread;
     Weight *weight; /* [count] */
     int count;
 } WeightsAhead;
 
-/* Starts to read that unit of the model. The weights of the one before must be freed already. */
+/* Starts to read a unit of the model. The weights of the previous unit must have been freed. */
 void weights_begin(WeightsAhead *a, int unit);
 
-/* Waits until they are read. weights_free frees all pointers that the caller has not set to
+/* Waits until the weights are read. weights_free frees all pointers that the caller has not set to
  * NULL. */
 void weights_wait(WeightsAhead *a);
 void weights_free(WeightsAhead *a);

@@ -31,22 +31,25 @@
  * same index. */
 typedef struct {
     char name[MIX_NAME];
-    uint64_t weight; /* of the mixture, in 1e-9; 0: an earlier mixture had the source */
+    /* weight in the mixture, in units of 1e-9; 0: only an earlier mixture had the source */
+    uint64_t weight;
     uint64_t fingerprint;
     DataHashes content;
 } MixedSource;
 
 typedef struct {
     long step;   /* training steps done, skipped ones included */
-    long tokens; /* trained on so far, over all ranks */
+    long tokens; /* tokens trained on so far, over all ranks */
     LoaderState loader;
-    uint64_t fingerprint;      /* of the data set: names and sizes of its files */
-    DataHashes content;        /* of the files' content */
-    MixedSource mix[MIX_MOST]; /* those of the mixture first, then those of earlier ones */
-    int num_mix;               /* 0: data.paths */
-    /* of the base of adapters (base_fingerprint.h); 0: no adapters, or unknown */
+    uint64_t fingerprint; /* hash of the data set: names and sizes of its files */
+    DataHashes content;   /* hashes of the files' content */
+    /* sources of the present mixture, then sources of earlier mixtures */
+    MixedSource mix[MIX_MOST];
+    int num_mix; /* 0: data.paths */
+    /* hash of the adapters' base (base_fingerprint.h); 0: no adapters, or unknown */
     uint64_t base_fingerprint;
-    SpikeWindow spikes; /* so that a resumed run detects the same spikes */
+    /* losses and norms of the last steps, so that a resumed run detects the same spikes */
+    SpikeWindow spikes;
 } TrainState;
 
 enum { CHECKPOINT_VERSION = 1 }; /* format_version of trainer.json */

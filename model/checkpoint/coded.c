@@ -154,8 +154,8 @@ static json_t *ignored(bool images)
                   : json_pack("[s]", "lm_head");
 }
 
-/* The same for other libraries: a name is the beginning of a module's path, in transformers 5 from
- * the class's first level on. */
+/* The modules to leave out, for other libraries: a name is the beginning of a module's path; in
+ * transformers 5 the path begins at the first level of the class. */
 static json_t *skipped(bool images)
 {
     return images

@@ -9,7 +9,7 @@
 #include "kernels/runtime/error.h"
 #include "model/checkpoint/coded_source.h"
 
-/* How many parts an edge of `all` elements has; part 0: one. */
+/* How many groups of `part` elements an edge of `all` elements has; part 0: one group. */
 static size_t parts(size_t all, json_int_t part)
 {
     return part == 0 ? 1 : (all + (size_t)part - 1) / (size_t)part;

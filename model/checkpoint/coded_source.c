@@ -26,8 +26,8 @@ typedef struct {
     size_t rows, cols;
 } Matrix;
 
-/* A matrix is of this kind if it has tensors `codes` of type `dtype` (NULL: any) and `scale`; it
- * may have the others. */
+/* A matrix is of this kind if it has the tensors `codes`, of type `dtype` (NULL: any), and `scale`.
+ * The tensors `others` are optional. */
 struct Kind {
     const char *codes, *dtype, *scale, *others[5];
     void (*read)(float *to, const Matrix *m, size_t first, size_t n);
@@ -57,7 +57,7 @@ enum { NUM_KINDS = sizeof kinds / sizeof kinds[0] };
 
 /* ---- which tensors there are ----------------------------------------------------------------- */
 
-/* tensor NULL: it is in none of the files. */
+/* tensor NULL: no file has the tensor. */
 static Found find(const Matrix *m, const char *suffix)
 {
     char *name = xasprintf("%s%s", m->stem, suffix);
@@ -72,7 +72,7 @@ static bool is_of(const Matrix *m, const Kind *k)
     return codes && (!k->dtype || strcmp(codes->dtype, k->dtype) == 0) && find(m, k->scale).tensor;
 }
 
-/* The first kind of which it is; NULL: none. */
+/* The first kind that fits the matrix; NULL: none fits. */
 static const Kind *kind_of(const Matrix *m)
 {
     for (int i = 0; i < NUM_KINDS; i++)
@@ -148,7 +148,7 @@ static bool is_matrix(const SafeTensor *t, size_t rows, size_t cols)
     return t->dims == 2 && t->shape[0] == rows && t->shape[1] == cols;
 }
 
-/* A matrix of that type. */
+/* Finds the tensor STEM<suffix>. Dies unless it is rows x cols of type dtype. */
 static Found need_matrix(const Matrix *m, const char *suffix, const char *dtype, size_t rows,
                          size_t cols)
 {
@@ -246,7 +246,7 @@ static void read_bytes(float *to, const Matrix *m, size_t first, size_t n)
 
 /* ---- packed bits ----------------------------------------------------------------------------- */
 
-/* Other programs take the shape from there. */
+/* Other programs read the shape from this tensor. */
 static void check_shape(const Matrix *m)
 {
     const Found f = need(m, ".weight_shape");
@@ -259,8 +259,8 @@ static void check_shape(const Matrix *m)
             f.tensor->name, (long long)shape[0], (long long)shape[1], m->rows, m->cols);
 }
 
-/* Code i of those packed in words, `per` in each: all are stored plus half of their number, as 0 to
- * 15 for -8 to 7. */
+/* Code i of codes that are packed in words, `per` in each. Codes are stored without sign: for
+ * example, 0 to 15 for -8 to 7. */
 static int code_in(const uint32_t *word, size_t i, size_t per)
 {
     const size_t bits = 32 / per;
@@ -302,7 +302,7 @@ static void read_packed(float *to, const Matrix *m, size_t first, size_t n)
     free(scale);
 }
 
-/* The group of each input. */
+/* Reads the group of each input from .g_idx; malloc'ed. */
 static uint32_t *read_groups(const Matrix *m, size_t groups)
 {
     const Found f = need(m, ".g_idx");
@@ -312,8 +312,9 @@ static uint32_t *read_groups(const Matrix *m, size_t groups)
     safetensors_read(f.file, group, f.tensor, 0, m->cols * sizeof *group);
     for (size_t i = 0; i < m->cols; i++)
         if (group[i] >= groups)
-            die("%s: tensor %s: input %zu is in group %u of %zu", f.file->path, f.tensor->name, i,
-                group[i], groups);
+            die("%s: tensor %s: input %zu is in group %u; expected a group below %zu. Copy the "
+                "folder again",
+                f.file->path, f.tensor->name, i, group[i], groups);
     return group;
 }
 
@@ -332,8 +333,8 @@ static void check_zeros(const Matrix *m, size_t groups)
     free(zeros);
 }
 
-/* A word has eight inputs of one output. From each row of words those of outputs first / cols ..
- * are read. */
+/* A word holds the codes of eight inputs of one output. Reads, from each row of words, the words of
+ * the outputs from first / cols on. */
 static void read_gptq(float *to, const Matrix *m, size_t first, size_t n)
 {
     const Found codes = need_matrix(m, ".qweight", "I32", m->cols / PER_WORD, m->rows),

@@ -13,8 +13,8 @@
 /* The file with the codes of the matrix NAME.weight; NULL: it is not stored as codes. */
 const SafeFile *coded_source_find(SafeFile *const *file, int count, const char *name);
 
-/* The matrix NAME.weight to whose codes and scales the tensor `name` belongs, malloc'ed; NULL: to
- * none. */
+/* The name NAME.weight of the matrix whose codes or scales the tensor `name` holds, malloc'ed;
+ * NULL: it holds neither. */
 char *coded_source_matrix(SafeFile *const *file, int count, const char *name);
 
 /* A matrix by its own tensors, without the model. bits: of packed codes, else 0. by_inputs: scales
@@ -33,7 +33,7 @@ bool coded_source_shape(CodedShape *to, SafeFile *const *file, int count, const 
  * tensor, which is missing. Names the missing tensor. */
 void coded_source_refuse_single(SafeFile *const *file, int count, Found single);
 
-/* Elements first .. first + n - 1 of that matrix (rows, cols). Dies on wrong shapes, types and
+/* Reads elements first .. first + n - 1 of the matrix (rows, cols). Dies on wrong shapes, types and
  * formats, naming file and tensor. */
 void coded_source_read(float *to, SafeFile *const *file, int count, const char *name, size_t rows,
                        size_t cols, size_t first, size_t n);

@@ -402,7 +402,8 @@ char *folder_say_others(const char *checkpoint)
     long step, *steps, best = -1;
     int end = 0;
     if (slash && sscanf(slash, "/step%ld%n", &step, &end) == 1) {
-        const bool whole = !slash[end]; /* for step6-aborted, step6 is another one */
+        /* false for step6-aborted: then step6 is another checkpoint */
+        const bool whole = !slash[end];
         *slash = '\0';
         const int count = file_steps(&steps, path, "");
         for (int i = 0; i < count; i++)

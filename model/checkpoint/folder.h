@@ -32,26 +32,27 @@ void folder_prepare(const char *temporary);
  * the new one. */
 void folder_publish(const char *save_folder, long step);
 
-/* Renames it to step<N>-aborted, which is only loaded if it is named; deletes older aborted states.
- * Returns its path. Durable. */
+/* Renames the folder to step<N>-aborted, which a run loads only if a user names it. Deletes older
+ * aborted states. Returns the path. Durable. */
 char *folder_set_aside(const char *save_folder, long step);
 
-/* Renames it to step<N>-average, and replaces an earlier one of ours, which has an average.json. */
+/* Renames the folder to step<N>-average. Replaces an earlier average that this program wrote, which
+ * has an average.json. */
 char *folder_put_average(const char *save_folder, long step);
 
-/* target: "step<N>", or the absolute path of a checkpoint elsewhere. Durable too. */
+/* Points `latest` to target: "step<N>", or the absolute path of a checkpoint elsewhere. Durable. */
 void folder_point_latest(const char *save_folder, const char *target);
 /* Deletes a checkpoint, unless nothing in it can be deleted; of a link only the link. */
 void folder_remove_step(const char *save_folder, long step);
-/* all later ones, the last one first; averages too */
+/* deletes all checkpoints and averages of later steps, the last one first */
 void folder_remove_later(const char *save_folder, long step);
 void folder_clear(const char *save_folder); /* removes all checkpoints and `latest` */
 char *
 folder_latest(const char *save_folder); /* the target of `latest`: "step100"; NULL: there is none */
-char *folder_latest_path(const char *save_folder); /* the same as a path */
+char *folder_latest_path(const char *save_folder); /* the path of this target */
 char *folder_say_latest(
     const char *save_folder); /* "the last checkpoint is runs/x/step100", or that there is none */
-/* which checkpoint to load instead: the one before it, or another one */
+/* a text that says which checkpoint to load instead */
 char *folder_say_others(const char *checkpoint);
 
 /* a file, link or folder; links are not followed */

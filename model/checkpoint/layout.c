@@ -245,8 +245,8 @@ Tensor layout_part(const Piece *p, const Shard *s)
     return r.end > r.first ? slice_view(&own, *t, r.first, r.end - r.first) : (Tensor){ 0 };
 }
 
-/* Where element i of the piece's region is in the file's tensor: *at. Returns how many elements up
- * to `end` follow it there, too. */
+/* *at: position, in the file's tensor, of element i of the piece's region. Returns how many
+ * elements, up to `end`, are consecutive both in the region and in the file. */
 static size_t run_of(const Piece *p, size_t i, size_t end, size_t *at)
 {
     *at = i - p->first;
@@ -377,7 +377,7 @@ static void check_piece(const Piece *p, const SafeFile *file, const SafeTensor *
             file->path, t->name, shape_text(found, t->dims, t->shape),
             shape_text(expected, p->dims, p->shape),
             text_ends_with(file->path, "/adapter_model.safetensors")
-                ? ", and its base must be the one of its training"
+                ? ", and the base must be the one with which the adapters were trained"
                 : "");
 }
 
@@ -513,9 +513,8 @@ void layout_read(Layout *l, ParamStore *store, SafeFile *const *files, int count
         const char *dtype = r.from.tensor ? r.from.tensor->dtype : "codes and scales";
         /* otherwise computing rounds them anyway */
         if (is_rounded(p, dtype) && !rounded && store->first_trained < store->num_units)
-            warn("%s: tensors that are not trained are stored as %s there and rounded to bf16 "
-                 "here; --format.frozen=f32 keeps "
-                 "them exact",
+            warn("%s: frozen tensors are stored as %s in this folder and rounded to bf16 in this "
+                 "run; --format.frozen=f32 keeps the exact values",
                  r.from.file->path, dtype);
         rounded |= is_rounded(p, dtype);
         l->sum[i] = read_piece(&r, &store->shard[p->unit], values);

@@ -4,31 +4,32 @@
 #include "model/store/fsdp.h"
 #include "model/checkpoint/safetensors.h"
 
-/* MODEL: all weights but the adapters'. BASE: those that the folder of the base has: no adapters,
- * no projector trained with them. ADAPTER: adapters and that projector. OPTIMIZER: the states. */
+/* MODEL: all weights except adapters. BASE: the weights in the folder of the base, without adapters
+ * and without a projector that was trained with them. ADAPTER: the adapters and this projector.
+ * OPTIMIZER: the states. */
 typedef enum { LAYOUT_MODEL, LAYOUT_BASE, LAYOUT_OPTIMIZER, LAYOUT_ADAPTER } LayoutKind;
-/* a weight, an optimizer's state, its groups' scales */
+/* a weight; a state of the optimizer; the scales of a state's groups */
 typedef enum { PIECE_WEIGHT, PIECE_STATE, PIECE_SCALE } PieceKind;
 
 /* One tensor of a file: elements, or groups' scales, [first, first + held) of a unit's region: all
  * `count` of the tensor, or the part of a tensor rank, which is runs of it. */
 typedef struct {
-    char name[160]; /* of a HfTensor, a state and ".scale" */
+    char name[160]; /* name of a HfTensor, then of a state, then ".scale" */
     PieceKind kind;
-    int state;       /* index into Shard.state, unless a weight */
+    int state;       /* index into Shard.state; unused for a weight */
     int unit, param; /* index into UnitLayout.param */
     Region region;
     const char *dtype; /* safetensors' name */
-    /* how many weights an element stands for: 1; PIECE_SCALE: the size of a group */
+    /* number of weights per element: 1; for PIECE_SCALE, the size of a group */
     size_t per;
-    size_t bytes;              /* of an element; PIECE_SCALE: of all scales of a group */
+    size_t bytes;              /* bytes of an element; for PIECE_SCALE, of all scales of a group */
     size_t first, count, held; /* elements */
     const Param *cut; /* the parameter of which this is a tensor rank's part; NULL: whole */
     /* with cut: where the tensor begins in the part, and in the whole parameter */
     size_t in_param, in_whole;
-    /* another tensor rank has the same, writes it and adds it to checksums */
+    /* another tensor rank has a copy, which it writes and adds to checksums */
     bool is_copy;
-    bool is_read; /* layout_read leaves it out, but for its checksum */
+    bool is_read; /* layout_read only checks its checksum */
     int dims;
     size_t shape[2];
     /* >= shape[0]: a file may include the padding rows of the vocabulary */
@@ -58,10 +59,11 @@ typedef struct {
 } Range;
 size_t layout_bytes(const Layout *l, const Range *own);
 
-/* This rank's part of a weight or a state, extended to whole groups; no tensor: it has none. */
+/* This rank's slice of a weight or a state, extended to whole groups. The tensor is empty if this
+ * rank has no slice. */
 Tensor layout_part(const Piece *p, const Shard *s);
 
-/* Copies those parts to host memory of layout_bytes(). */
+/* Copies this rank's slices to host memory of layout_bytes() bytes. */
 void layout_snapshot(void *snapshot, const Layout *l, const Range *own, const ParamStore *store);
 
 /* Writes a snapshot into the files, which rank 0 has created, and this rank's part into l->sum; on
@@ -91,7 +93,7 @@ typedef struct {
     int count;
     Found from;
     void *raw;    /* space for the elements in the file's type */
-    uint32_t sum; /* of the fetched bytes, if the tensor has a checksum */
+    uint32_t sum; /* CRC-32C of the fetched bytes, if the tensor has a checksum */
 } PieceReader;
 Found layout_find(const Piece *p, SafeFile *const *files, int count);
 void layout_fetch(PieceReader *r, void *to, const char *dtype, size_t at, size_t n);

@@ -74,8 +74,8 @@ static void check_finite(const char *folder, const Layout *l, const ParamStore *
             folder, name, folder_say_others(folder));
 }
 
-/* Loads the model's weights, or adapters. An unknown tensor means that the folder has another
- * model; that of a base may have what is replaced by tensors next to the adapters. */
+/* Loads the model's weights, or adapters. A tensor that the model does not have means that the
+ * folder has another model. A base may have such tensors if the adapters' folder replaces them. */
 static void load_weights(const char *folder, WeightFiles s, LayoutKind kind, const Config *c,
                          ParamStore *store)
 {
@@ -122,14 +122,16 @@ static void check_trained(const char *folder, const Layout *l, const WeightFiles
     for (int i = 0; i < l->num_pieces; i++)
         if (text_ends_with(l->piece[i].name, suffix) &&
             !safetensors_find_in(s->file, s->count, l->piece[i].name).tensor)
-            die("%s: it has no %s: the weight is trained now, but was frozen there. %s", folder,
-                l->piece[i].name, remedy);
+            die("%s: it has no %s: this run trains the weight, but the checkpoint's run did not. "
+                "%s",
+                folder, l->piece[i].name, remedy);
     for (int i = 0; i < s->count; i++)
         for (int t = 0; t < s->file[i]->count; t++) {
             const char *name = s->file[i]->tensor[t].name;
             if (text_ends_with(name, suffix) && !has_piece(l, name))
-                die("%s: it has %s: the weight is frozen now, but was trained there. %s", folder,
-                    name, remedy);
+                die("%s: it has %s: this run freezes the weight, but the checkpoint's run trained "
+                    "it. %s",
+                    folder, name, remedy);
         }
 }
 
@@ -173,9 +175,9 @@ static bool has_pieces_ending(const Layout *l, const char *suffix)
     return false;
 }
 
-/* The weights are loaded already, so states that do not fit are those of another optimizer, or of
- * other trained weights. An average that the files do not have is not read, and neither is its
- * count. */
+/* The weights are already loaded. So if states do not fit, the run had another optimizer, or
+ * trained other weights. If the files have no average, neither the average nor its count is
+ * read. */
 static void load_optimizer(const char *folder, WeightFiles s, const json_t *manifest,
                            const Config *c, ParamStore *store)
 {
@@ -228,16 +230,17 @@ static void compare_blocks(const char *folder, const ModelConfig *t, const Model
     while (l < c->n_layers && l < t->n_layers && layer_slides(t, l) == layer_slides(c, l))
         l++;
     if (l < c->n_layers && l < t->n_layers && t->sliding_window > 0 && c->sliding_window > 0)
-        warn("%s/config.json: layer %d has %s sliding window, in the configuration it has %s; the "
-             "configuration is used",
+        warn("%s/config.json: layer %d has %s sliding window, but in the configuration it has %s; "
+             "the run uses the configuration",
              folder, l, layer_slides(t, l) ? "a" : "no", layer_slides(c, l) ? "one" : "none");
     if (t->rope_scaling.type != c->rope_scaling.type &&
         t->rope_scaling.factor == c->rope_scaling.factor)
-        warn("%s/config.json: rotary frequencies are %s, in the configuration %s, which is used",
+        warn("%s/config.json: rotary frequencies are %s, but %s in the configuration; the run uses "
+             "the configuration",
              folder, rope[t->rope_scaling.type], rope[c->rope_scaling.type]);
 }
 
-/* -1: of a model of text only. */
+/* The id of the image token; -1 if the model reads only text. */
 static double image_token(const ModelConfig *m)
 {
     return m->image.feature_size > 0 ? m->image.token_id : -1;
@@ -289,17 +292,18 @@ static void check_description(const char *folder, const ModelConfig *c)
         if (fabs(keys[i].x - keys[i].y) <= 1e-6 * fabs(keys[i].x))
             continue;
         if (keys[i].refuse)
-            die("%s/config.json: %s is %g, but %s is %g: another model with matrices of the same "
-                "shapes",
+            die("%s/config.json: %s is %g, but %s is %g: this is another model, whose matrices "
+                "have the same shapes",
                 folder, keys[i].theirs, keys[i].x, keys[i].ours, keys[i].y);
-        warn("%s/config.json: %s is %g, the configuration's %s is %g and is used", folder,
-             keys[i].theirs, keys[i].x, keys[i].ours, keys[i].y);
+        warn("%s/config.json: %s is %g, but the configuration's %s is %g; the run uses the "
+             "configuration",
+             folder, keys[i].theirs, keys[i].x, keys[i].ours, keys[i].y);
     }
     compare_blocks(folder, &t, c);
     if (c->max_sequence_length > t.max_sequence_length && c->rope_scaling.type == ROPE_DEFAULT)
-        warn("%s/config.json: max_position_embeddings is %d, the configuration's "
-             "model.max_sequence_length is %d: longer than in "
-             "the model's training, but model.rope_scaling is not set",
+        warn("%s/config.json: max_position_embeddings is %d, but the configuration's "
+             "model.max_sequence_length is %d: sequences are longer than in the training of this "
+             "model, and model.rope_scaling is not set",
              folder, t.max_sequence_length, c->max_sequence_length);
 }
 
@@ -356,7 +360,7 @@ bool checkpoint_load(const char *folder, const Config *c, ParamStore *store, Tra
     watchdog_mark(OPENING, -1);
     const bool adapter = adapter_is(folder);
     if (adapter && lora->rank == 0)
-        die("%s holds adapters, and the configuration has none (lora.rank)", folder);
+        die("%s holds adapters, but the configuration has no lora.rank", folder);
     const char *weights = adapter ? base_of(folder, lora) : folder;
     /* new adapters continue nothing */
     json_t *manifest = lora->rank > 0 && !adapter ? NULL : weight_files_manifest(folder);
@@ -463,8 +467,8 @@ char *checkpoint_latest(const char *save_folder)
     return found;
 }
 
-/* Whether rotation may delete it: it is no link and, by its config.yaml, was saved in this
- * save_folder, not copied there. */
+/* Whether rotation may delete the checkpoint: it is not a link, and its config.yaml says that it
+ * was saved in this save_folder, not copied into it. */
 static bool may_go(const Config *c, const char *path)
 {
     struct stat status;

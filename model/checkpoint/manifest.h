@@ -8,10 +8,10 @@
  * first that does not. */
 bool manifest_is_complete(const char *folder, const json_t *manifest, char *problem, size_t size);
 
-/* TrainState.base_fingerprint; 0: an old checkpoint without it. */
+/* Reads TrainState.base_fingerprint; 0: a checkpoint of an early version, without it. */
 uint64_t manifest_base(const json_t *manifest, const char *folder);
 
-/* The rest of TrainState; the counts of the optimizer's states. Die on a value that is missing or
- * impossible, naming file, key, expected, found. */
+/* Read the rest of TrainState, and the counts of the optimizer's states. They die on a missing or
+ * impossible value, and name the file, the key, the value expected and the value found. */
 void manifest_state(TrainState *s, const json_t *manifest, const char *folder);
 StateCounts manifest_counts(const json_t *manifest, const char *folder);

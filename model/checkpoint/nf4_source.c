@@ -124,7 +124,7 @@ bool nf4_source_has(SafeFile *const *file, int count, const char *name)
     return find_state(file, count, name).tensor != NULL;
 }
 
-/* A field of one of those structs: offset and bytes. */
+/* A field of a group's struct: offset and bytes. */
 typedef struct {
     size_t at, size;
 } Field;

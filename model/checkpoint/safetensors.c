@@ -26,7 +26,7 @@
 #include "kernels/runtime/watchdog_marks.h"
 #include "model/checkpoint/folder.h"
 
-enum { MAX_HEADER = 100000000 };        /* of the reference implementation */
+enum { MAX_HEADER = 100000000 };        /* limit of the reference implementation */
 static const size_t SYNCED = 256 << 20; /* bytes written between two fsyncs */
 
 size_t safetensors_chunk = 32 << 20;
@@ -132,7 +132,7 @@ static void parse_tensor(const SafeFile *f, SafeTensor *t, const char *name, jso
         die("%s: tensor %s: the header needs \"dtype\", \"shape\" and two \"data_offsets\"",
             f->path, name);
     if (json_array_size(shape) > SAFE_DIMS)
-        die("%s: tensor %s has %zu dimensions, at most %d are read", f->path, name,
+        die("%s: tensor %s has %zu dimensions; expected at most %d", f->path, name,
             json_array_size(shape), SAFE_DIMS);
 
     t->name = strdup(name);
@@ -144,8 +144,8 @@ static void parse_tensor(const SafeFile *f, SafeTensor *t, const char *name, jso
     t->end = json_size(f, name, json_array_get(offsets, 1));
     size_t size = safetensors_dtype_size(dtype);
     if (t->end < t->begin || (size && !shape_fits(t, size)))
-        die("%s: tensor %s: bytes %zu to %zu do not hold its shape in %s", f->path, name, t->begin,
-            t->end, dtype);
+        die("%s: tensor %s: the number of bytes, from %zu to %zu, does not match its shape in %s",
+            f->path, name, t->begin, t->end, dtype);
 }
 
 static int by_begin(const void *a, const void *b)

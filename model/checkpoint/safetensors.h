@@ -28,8 +28,8 @@ typedef struct {
     size_t bytes; /* of data */
     int count;
     SafeTensor *tensor; /* [count], in the order of their bytes */
-    NameIndex names;    /* of `tensor`, once it is open or laid out */
-    char *header;       /* of a file to be written: data - 8 bytes */
+    NameIndex names;    /* index of `tensor` by name, once the file is open or laid out */
+    char *header;       /* header of a file to be written: data - 8 bytes */
     size_t unsynced;    /* bytes written since the last safetensors_sync */
     char *problem;      /* error of writing, with the file's name; NULL: none so far */
 } SafeFile;

@@ -45,18 +45,18 @@ typedef enum { SAVE_STEP, SAVE_ASIDE, SAVE_AVERAGE } SaveKind;
 static struct {
     const Config *config; /* NULL: no save in progress */
     TrainState state;
-    StateCounts counts; /* of the optimizer's states */
+    StateCounts counts; /* counts of the optimizer's states */
     char *folder;       /* stepN.tmp */
-    Layout model;       /* or, if there are any, only the adapters */
+    Layout model;       /* the whole model; with adapters, only the adapters */
     Layout optimizer;
     Range *own;
     char *snapshot;  /* this rank's part of `model`, then of `optimizer` */
-    size_t capacity; /* of snapshot, bytes */
+    size_t capacity; /* size of snapshot in bytes */
     pthread_t writer;
     atomic_bool written; /* the writer has ended and set problem and seconds */
     SaveKind kind;
     const char *problem; /* NULL: it is on disk */
-    double seconds;      /* of the writer */
+    double seconds;      /* seconds that the writer took */
     double paused;       /* seconds that training waited */
 } save;
 
@@ -83,7 +83,7 @@ static void write_json(const char *name, json_t *value)
     free(text);
 }
 
-/* map, bytes: those of the tower. */
+/* Writes the index. map, bytes: of the vision tower's tensors. */
 static json_t *index_of(const Layout *l, json_t *map, json_int_t bytes)
 {
     for (int i = 0; i < l->num_pieces; i++) {
@@ -144,7 +144,7 @@ static json_t *mixed_sources(const TrainState *s)
     return all;
 }
 
-/* sums: those of the tower. */
+/* sums: checksums of the vision tower's tensors. */
 static json_t *manifest(json_t *files, json_t *sums)
 {
     const TrainState *s = &save.state;
@@ -173,7 +173,8 @@ static json_t *manifest(json_t *files, json_t *sums)
     return o;
 }
 
-/* With the base as an absolute path, which is valid from any current directory. */
+/* Writes adapter_config.json with an absolute path of the base, which is valid in any current
+ * directory. */
 static void write_adapter_config(const Config *c)
 {
     Config absolute = *c;
@@ -192,11 +193,11 @@ static size_t write_descriptions(void)
     const Config *c = save.config;
     json_t *files = json_object(), *map = json_object(), *sums = json_object();
     size_t bytes = list_files(files, &save.model) + list_files(files, &save.optimizer);
-    /* else the base has it */
+    /* with adapters, the base has the tower */
     const size_t tower = c->model.lora.rank > 0 ? 0 : tower_write(save.folder, map, files, sums);
     json_t *config = hf_config(&c->model, c->recipe.master.dtype);
     tokenizer_files_complete_config(config);
-    if (c->model.lora.rank > 0) { /* with a config.json the folder would be a model */
+    if (c->model.lora.rank > 0) { /* a folder with a config.json would count as a whole model */
         tokenizer_files_keep_eos(config);
         json_decref(config);
         write_adapter_config(c);

@@ -73,7 +73,7 @@ bool saved_as_ours(const char *folder)
     return ours;
 }
 
-/* For read_yaml within error_catch: the file may be invalid. */
+/* The argument of read_yaml, which error_catch calls since the file may be invalid. */
 typedef struct {
     const char *path;
     YamlNode *root;

@@ -6,8 +6,8 @@
 typedef enum {
     SAVED_UNKNOWN,   /* not stored, or not our checkpoint */
     SAVED_PERMANENT, /* kept: of save_interval_unsharded, or all are kept */
-    SAVED_INTERVAL,  /* one of save_num_checkpoints_to_keep */
-    SAVED_EPHEMERAL, /* the next one replaces it */
+    SAVED_INTERVAL,  /* rotated: one of save_num_checkpoints_to_keep */
+    SAVED_EPHEMERAL, /* ephemeral: the next checkpoint replaces it */
     SAVED_ABORTED,   /* step<N>-aborted */
     NUM_SAVED_AS
 } SavedAs;
@@ -21,6 +21,7 @@ const char *saved_as_name(SavedAs s); /* in trainer.json */
 bool saved_as_ours(const char *folder);
 bool saved_as_with_states(const char *folder);
 
-/* Whether a checkpoint's config.yaml names that save_folder: 1: yes; 0: another one; -1: none, or a
- * relative path, which may be that of another project. */
+/* Compares the save_folder in a checkpoint's config.yaml with `save_folder`. 1: it is the same; 0:
+ * it is another folder; -1: there is none, or it is a relative path, which may belong to another
+ * project. */
 int saved_as_in(const char *folder, const char *save_folder);

@@ -25,7 +25,8 @@ enum { MAX_SLICES = 16 }; /* threads that convert a chunk */
 
 /* ---- formats --------------------------------------------------------------------------------- */
 
-/* The map of U8 codes: that of the optimizer with such a state of that name. */
+/* The dynamic map of codes with the type U8: the map of an optimizer that has an 8-bit state of
+ * this name. */
 static DType dynamic_map(const char *state, DType otherwise)
 {
     const Optimizer *o;
@@ -58,8 +59,8 @@ static void lay_out(StoredStates *s, const ParamStore *store)
 }
 
 /* Finds the size of FP8 groups, the same for all weights, from the numbers of scales. With small
- * tensors several sizes fit: then it is the run's if all else agrees, and otherwise the smallest,
- * which gives each element the same scale. */
+ * tensors several sizes fit. If so, the function takes the run's size if the format agrees
+ * otherwise, and else the smallest size, which gives each element the same scale. */
 static void choose_group(StoredStates *s, int state, Format there, Format ours,
                          const ParamStore *store, SafeFile *const *files, int count)
 {
@@ -73,7 +74,8 @@ static void choose_group(StoredStates *s, int state, Format there, Format ours,
         if (scales_fit(s, state, files, count))
             return;
     }
-    die("%s%s: the scales of %s fit no size of groups: these are the states of another model",
+    die("%s%s: no group size fits the number of scales of %s: these are the states of another "
+        "model",
         files[0]->path, count > 1 ? " and the files next to it" : "",
         s->optimizer.state[state].name);
 }
@@ -308,15 +310,14 @@ static void check_pieces(const Reading *r, const ParamStore *store)
         if (!p->is_read)
             continue;
         if (store->shape[p->unit].tensor_ranks > 1)
-            die("%s: the optimizer's states there have other formats than this run's, and tensor "
-                "ranks cannot convert them; resume "
-                "and save once with --parallelism.tensor=1, or use the optimizer and recipe of "
-                "that run",
+            die("%s: the formats of the optimizer's states differ from this run's, and tensor "
+                "ranks cannot convert states; resume and save once with --parallelism.tensor=1, or "
+                "use the optimizer and the recipe of the checkpoint's run",
                 r->files[0]->path);
         const Found f = layout_need(p, r->files, r->count);
         if (strcmp(f.tensor->dtype, p->dtype) != 0)
-            die("%s: tensor %s is stored as %s, others of its kind as %s", f.file->path, p->name,
-                f.tensor->dtype, p->dtype);
+            die("%s: tensor %s is stored as %s, but other tensors of this state are stored as %s",
+                f.file->path, p->name, f.tensor->dtype, p->dtype);
     }
 }
 
@@ -336,7 +337,7 @@ static void shift_sums(const Reading *r, const ParamStore *store)
     }
 }
 
-/* Once for each state, or for those of blocks and of other weights if they differ. */
+/* Reports once per state; twice if the states of blocks and of other weights differ. */
 static void print_conversion(const Reading *r, const ParamStore *store, int state)
 {
     static const char *const where[2] = { " of the blocks", " outside the blocks" };

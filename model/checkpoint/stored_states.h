@@ -7,7 +7,7 @@
 typedef struct {
     /* the run's optimizer; states that are converted have the formats of the files */
     Optimizer optimizer;
-    Layout layout; /* of that optimizer */
+    Layout layout; /* layout of that optimizer's states */
     /* some state must be converted: its formats differ, and at least one has 8-bit codes */
     bool converts;
 } StoredStates;
@@ -18,7 +18,7 @@ typedef struct {
 StoredStates stored_states(const ParamStore *store, SafeFile *const *files, int count);
 void stored_states_free(StoredStates *s);
 
-/* Reads this rank's part of every state: as layout_read, or, where it is converted, decoded to F32
- * and encoded by tensor_store on the host. Equal formats keep their bits. Errors as in layout_read.
- * All ranks of a shard group call. */
+/* Reads this rank's slice of every state, as layout_read does. A state in another format is decoded
+ * to F32 and encoded by tensor_store, on the host; a state in the same format keeps its bits. Dies
+ * as layout_read does. All ranks of a shard group call. */
 void stored_states_read(StoredStates *s, ParamStore *store, SafeFile *const *files, int count);

@@ -16,9 +16,9 @@
 #include "model/formats/file.h"
 
 static const char *const model_files[] = {
-    "config.json", /* not written: tokenizer_files_complete_config merges it */
+    "config.json", /* not written as a file: tokenizer_files_complete_config merges its values */
     "generation_config.json", "preprocessor_config.json",
-    "processor_config.json", /* of models with images */
+    "processor_config.json", /* files of models with images */
 };
 
 /* The files that transformers saves for tokenizers of all classes here, and Mistral's own
@@ -210,7 +210,7 @@ void tokenizer_files_replace(const char *path, int vocab_size)
     if (comm_rank() != 0)
         return;
     if (stat(path, &status) != 0)
-        die("tokenizer %s: %s; expected a folder with a tokenizer.json, or that file", path,
+        die("tokenizer %s: %s; expected a tokenizer.json, or a folder with one", path,
             strerror(errno));
     forget(true);
     if (S_ISDIR(status.st_mode))
@@ -220,8 +220,8 @@ void tokenizer_files_replace(const char *path, int vocab_size)
     else if (text_ends_with(path, ".model"))
         read_file(path, "tokenizer.model", true);
     if (!has_vocabulary())
-        die("tokenizer %s: there is none; expected a folder with a tokenizer.json or "
-            "tokenizer.model, or such a file",
+        die("tokenizer %s: there is no tokenizer; expected a tokenizer.json or tokenizer.model, or "
+            "a folder with one",
             path);
     check_vocabulary(path, vocab_size);
     taken = true;
@@ -300,9 +300,11 @@ void tokenizer_files_complete_config(json_t *config)
            *text = json_object_get(config, "text_config");
     complete_text(text ? text : config, text ? json_object_get(loaded, "text_config") : loaded);
     if (text && loaded) {
-        json_object_del(loaded, "dtype"); /* of the loaded weights, as the next */
+        /* dtype and quantization_config describe the loaded weights */
+        json_object_del(loaded, "dtype");
         json_object_del(loaded, "quantization_config");
-        json_object_del(loaded, "image_token_id"); /* image_token_index has it */
+        /* the configuration has it as image_token_index */
+        json_object_del(loaded, "image_token_id");
         json_object_update_missing(config, loaded);
     }
     json_decref(loaded);

@@ -71,7 +71,7 @@ void codes_int8_llm(int8_t *codes, float *most, float *w, size_t rows, size_t co
 {
     for (size_t r = 0; r < rows; r++, w += cols, codes += cols) {
         convert_encode(w, "F16", w, cols);
-        /* from the end: a float overwrites two codes that were decoded already */
+        /* from the end, since a float overwrites two codes, which must have been decoded */
         for (size_t i = cols; i-- > 0;)
             convert_decode(&w[i], "F16", (const uint16_t *)w + i, 1);
         most[r] = largest(w, cols);

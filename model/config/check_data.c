@@ -95,12 +95,13 @@ void check_data(Reader *r)
     Config *c = &r->s->c;
     bool both = c->data.files.num_paths > 0 && r->s->num_datasets > 0;
     if (both)
-        die("%s: give data.paths or data.datasets, not both (--data.datasets=null drops those)",
+        die("%s: give data.paths or data.datasets, not both (--data.datasets=null drops the "
+            "datasets)",
             reader_where(r, "data.datasets"));
     data_mix_read(r);
     const char *key = r->s->num_datasets > 0 ? "data.datasets" : "data.paths";
     use_datasets(r->s);
-    /* others need data */
+    /* all other runs need data */
     if (c->data.files.num_paths == 0 && c->data.num_mix == 0 && !c->dry_run &&
         !config_forward_only(c))
         die("%s: no training data: give data.paths, a list of token shards, as in "

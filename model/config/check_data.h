@@ -3,5 +3,5 @@
 #include "model/config/reader.h"
 
 void check_data(Reader *r);
-/* data must be checked already */
+/* call it after the checks of data */
 void check_data_eval_documents(const Config *c, const EvalSet *set);

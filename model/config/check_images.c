@@ -18,11 +18,12 @@ static void check_features(Reader *r)
         die("%s: model.image_feature_size %d is no multiple of %d; pad the rows of features", where,
             i->feature_size, MULTIPLE);
     if (i->rows == 0)
-        die("%s: model.image_feature_size needs model.image_tokens: the number of rows of an image",
+        die("%s: model.image_feature_size needs model.image_tokens, the number of feature rows of "
+            "an image",
             where);
     if (i->token_id < 0)
-        die("%s: model.image_feature_size needs model.image_token_id: the token at the places of "
-            "images",
+        die("%s: model.image_feature_size needs model.image_token_id, the token that stands for a "
+            "feature row",
             where);
     if (i->token_id >= r->s->c.model.vocab_size)
         die("%s: model.image_token_id %d is beyond the vocabulary: model.vocab_size is %d",
@@ -50,20 +51,19 @@ void check_images(Reader *r)
             reader_where(r, "optimizer.projector_learning_rate"));
 }
 
-/* where, prefix: of the keys of `f`. questions: it is a downstream task, whose file says which
- * images its questions show. */
+/* where, prefix: place and prefix of the keys of `f`. questions: `f` is a downstream task, whose
+ * file says which images its questions show. */
 void check_images_files(const Config *c, const TokenFiles *f, const char *where, const char *prefix,
                         bool questions)
 {
     const bool paths = f->num_image_paths > 0, features = f->image_features != NULL;
     if ((paths || features) && c->model.image.feature_size == 0)
-        die("%s: %s.%s names images, but the model is one of text only: load_path must be a LLaVA "
-            "folder, or give "
-            "model.image_feature_size",
+        die("%s: %s.%s names images, but the model reads only text: load_path must be a LLaVA "
+            "folder, or give model.image_feature_size",
             where, prefix, paths ? "image_paths" : "image_features");
     if (questions && paths)
-        die("%s: %s.image_paths belong to tokens; the questions of a downstream task name their "
-            "images: leave the indexes out",
+        die("%s: %s.image_paths are for token shards, but the questions of a downstream task name "
+            "their images themselves: leave image_paths out",
             where, prefix);
     if (paths != features && !questions)
         die("%s: %s.%s needs %s.%s, too: the indexes say which images the tokens show, the folder "

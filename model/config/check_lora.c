@@ -85,7 +85,7 @@ static void read_targets(Reader *r)
             reader_where(r, "lora.target_modules"));
 }
 
-/* In the form of the resolved configuration. */
+/* Writes lora.target_modules as the resolved configuration shows it. */
 static void write_targets(Settings *s)
 {
     const Lora *l = &s->c.model.lora;
@@ -103,7 +103,8 @@ static void write_targets(Settings *s)
 static void must_agree(const Reader *r, const char *folder, const char *key, bool same)
 {
     if (reader_given(r, key) && !same)
-        die("%s: %s differs from that of the adapters in %s; --%s=null takes it from there",
+        die("%s: %s differs from the value of the adapters in %s; --%s=null uses the value of the "
+            "adapters",
             reader_where(r, key), key, folder, key);
 }
 

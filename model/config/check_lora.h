@@ -4,6 +4,7 @@
 
 /* If Config.load_folder has adapters, sets lora.base_path. Dies if that is not a model. */
 void check_lora_find_base(Reader *r);
-void check_lora_choose_rate(Reader *r); /* of a run without a file */
+/* the default learning rate of a run without a configuration file */
+void check_lora_choose_rate(Reader *r);
 /* Fills ModelConfig.lora; model and recipe must be checked already. */
 void check_lora(Reader *r);

@@ -35,8 +35,8 @@ static int largest_context(const ModelConfig *m, int most, int world)
     return most;
 }
 
-/* A rank's tokens are whole sixteens, as FP8 GEMMs need. When generating these ranks only share
- * weights, as others of a shard group. */
+/* A rank's number of tokens is a multiple of 16, as FP8 GEMMs need. In generation, context ranks
+ * only shard weights, like other ranks of a shard group. */
 static void check_context(Reader *r)
 {
     enum { MULTIPLE = 16 };
@@ -60,9 +60,8 @@ static void check_context(Reader *r)
             "use --parallelism.context=%d",
             where, n, m->n_heads, m->n_kv_heads, n, largest_context(m, n, r->world));
     if (T % (MULTIPLE * n) != 0)
-        die("%s: parallelism.context %d: model.max_sequence_length %d is not a multiple of %d x "
-            "%d, so ranks would not have whole "
-            "sixteens of tokens; --model.max_sequence_length=%d would do",
+        die("%s: parallelism.context %d: model.max_sequence_length %d is not a multiple of %d "
+            "ranks x %d tokens; use --model.max_sequence_length=%d",
             where, n, T, n, MULTIPLE, (T + MULTIPLE * n - 1) / (MULTIPLE * n) * (MULTIPLE * n));
 }
 
@@ -76,9 +75,9 @@ static void check_schedule_of_stages(Reader *r)
     const int own = sequences / c->device_train_microbatch_size;
     const char *where = reader_where(r, "parallelism.pipeline_schedule");
     if (s->pipeline_schedule == PIPELINE_INTERLEAVED && chunks == 1)
-        die("%s: parallelism.pipeline_schedule Interleaved1F1B: each stage has one row of blocks; "
-            "give it more, as "
-            "--parallelism.pipeline_virtual_stages=2, or use 1F1B",
+        die("%s: parallelism.pipeline_schedule Interleaved1F1B: each stage has one chunk of "
+            "blocks; give each several, as with --parallelism.pipeline_virtual_stages=2, or use "
+            "1F1B",
             where);
     if (s->pipeline_schedule != PIPELINE_INTERLEAVED && chunks > 1)
         die("%s: parallelism.pipeline_virtual_stages %d: only Interleaved1F1B has more than one; "
@@ -92,8 +91,7 @@ static void check_schedule_of_stages(Reader *r)
             c->model.n_layers > chunks ? c->model.n_layers / chunks : 1);
     if (chunks > 1 && !config_forward_only(c) && own % n != 0)
         die("%s: parallelism.pipeline_schedule Interleaved1F1B: a stage has %d micro-batches a "
-            "step, not a multiple of the %d "
-            "stages; --global_train_batch_size=%ld would do, and so would 1F1B",
+            "step, not a multiple of the %d stages; use --global_train_batch_size=%ld or 1F1B",
             where, own, n,
             (long)(own / n + 1) * n * c->device_train_microbatch_size * data_ranks(s, r->world));
 }
@@ -124,8 +122,8 @@ static void check_pipeline(Reader *r)
     check_schedule_of_stages(r);
 }
 
-/* The same by parallelism.replicate and shard, of a stage of `world` ranks or groups of tensor
- * ranks. */
+/* The number of shards by parallelism.replicate and parallelism.shard, in a stage of `world` ranks
+ * or groups of tensor ranks. */
 static int shard_ranks_of_mesh(Reader *r, int world)
 {
     const int replicate = r->s->fsdp.replicate, shard = r->s->fsdp.shard,
@@ -156,8 +154,8 @@ static int shard_ranks_of_mesh(Reader *r, int world)
     return shards * context;
 }
 
-/* Ranks that share one copy of a stage. Those that share sequences are among them, so that
- * gradients are summed over both. */
+/* The number of ranks that share one copy of a stage. Context ranks are part of this group, so that
+ * gradients are summed over them too. */
 static int shard_ranks(Reader *r)
 {
     const ShardingStrategy strategy = r->s->fsdp.strategy;
@@ -189,8 +187,8 @@ static int shard_ranks(Reader *r)
     return world / replicas;
 }
 
-/* In a stage weights are gathered once per step, and gradients summed once: its micro-batches
- * alternate between two passes. */
+/* With pipeline stages, weights are gathered and gradients summed once per step, because a stage
+ * alternates between forward and backward of different micro-batches. */
 static void complete_strategy(Reader *r)
 {
     const Strategy *s = &r->s->c.strategy;

@@ -104,8 +104,7 @@ static void check_groups(Reader *r, const char *name, Format f, int size)
     char *recipe = xasprintf("%s: recipe %s", reader_where(r, "recipe"), r->s->recipe);
     const char *where = own ? reader_where(r, name) : recipe;
     if (format_is_dynamic8(f))
-        die("%s: %s cannot be %s, which only the moments of --optimizer.name=adamw8bit are, "
-            "whatever the recipe",
+        die("%s: %s cannot be %s: only the moments of --optimizer.name=adamw8bit have this format",
             where, name, format_name(f));
     if (f.expand && !moment)
         die("%s: %s cannot be %s: only moments are expanded, leave out the +", where, name,
@@ -121,8 +120,8 @@ static void check_groups(Reader *r, const char *name, Format f, int size)
         die("%s: %s cannot be %s: FP8 moments have a scale per group, as in %s/128", where, name,
             format_name(f), format_name(f));
     if (f.group && !knows_group(f.group, moment))
-        die("%s: %s cannot be %s: the CUDA kernels only support groups of %d; the CPU back end all "
-            "(make BACKEND=cpu)",
+        die("%s: %s cannot be %s: the CUDA kernels only support groups of %d; the CPU back end "
+            "(make BACKEND=cpu) supports all",
             where, name, format_name(f), moment ? 128 : 16);
     free(recipe);
 }
@@ -143,9 +142,9 @@ static void check_coarseness(Reader *r)
              "--format.moment2=e4m3/128+",
              where, beta2);
     if (format_is_fp8(v) && !v.expand)
-        warn("%s: a v in %s is rounded to 0 where gradients are rare, as those of rare tokens are, "
-             "and updates may become hundreds "
-             "of times too large. Use --format.moment2=%s+",
+        warn("%s: in %s, the v of weights with rare gradients, such as the embedding of a rare "
+             "token, is rounded to 0, and the updates may become hundreds of times too large. Use "
+             "--format.moment2=%s+",
              reader_where(r, "format.moment2"), format_name(v), format_name(v));
     if (v.dtype == BF16 && 1 - beta2 < 0x1p-8)
         warn("%s: a v in bf16 is too coarse for a beta2 of %g: it does not decay. Use 0.95, or "
@@ -211,8 +210,8 @@ static void check_columns(Reader *r)
     check_groups(r, "format.head", c->head, 0);
     if (reader_given(r, "format.head") && !format_is_fp8(c->head) &&
         !format_equal(c->head, c->stream))
-        die("%s: format.head is %s and format.residual %s; the head's GEMMs are in FP8 or in that "
-            "format: use e5m2 or %s",
+        die("%s: format.head is %s and format.residual %s; the head's GEMMs are in FP8 or in the "
+            "format of the residual stream: use e5m2 or %s",
             reader_where(r, "format.head"), format_name(c->head), format_name(c->stream),
             format_name(c->stream));
     check_moments(r);

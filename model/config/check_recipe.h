@@ -3,4 +3,4 @@
 #include "model/config/reader.h"
 
 void check_recipe_optimizer(Reader *r);
-void check_recipe(Reader *r); /* the optimizer must be checked already */
+void check_recipe(Reader *r); /* call it after the checks of the optimizer */

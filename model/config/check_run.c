@@ -60,9 +60,8 @@ static void choose_grads(Reader *r)
         if (mixed || n > MOST)
             *grads = (Format){ F32, 0, false };
     } else if (grads->dtype == BF16 && n > MOST)
-        warn(
-            "%s: gradients of %d %s are summed in bf16, which loses part of them with more than %d",
-            reader_where(r, "format.grads"), n, own < n ? "ranks" : "micro-batches a step", MOST);
+        warn("%s: gradients of %d %s are summed in bf16; sums of more than %d lose precision",
+             reader_where(r, "format.grads"), n, own < n ? "ranks" : "micro-batches a step", MOST);
 }
 
 /* The tokens of a micro-batch, also when rounded up, must fit an int; so must the sequences of all
@@ -89,16 +88,14 @@ static void check_tile(Reader *r)
         return;
     if (c->mlp_tile % MULTIPLE != 0)
         die("%s: tiled_mlp_tokens %d is not a multiple of %d, so FP8 operands would not be "
-            "aligned; "
-            "--tiled_mlp_tokens=%d would be",
+            "aligned; use --tiled_mlp_tokens=%d",
             where, c->mlp_tile, MULTIPLE,
             c->mlp_tile <= INT_MAX - MULTIPLE ? (c->mlp_tile + MULTIPLE - 1) / MULTIPLE * MULTIPLE
                                               : c->mlp_tile / MULTIPLE * MULTIPLE);
     if (!recipe_recomputes(&c->recipe))
         die("%s: tiled_mlp_tokens %d: forward saves the MLP of all tokens in every block, so tiles "
-            "would "
-            "save nothing; let backward run "
-            "blocks again (--activations.keep=block), or use --tiled_mlp_tokens=0",
+            "would save nothing; let backward recompute blocks (--activations.keep=block), or use "
+            "--tiled_mlp_tokens=0",
             where, c->mlp_tile);
 }
 
@@ -205,8 +202,7 @@ static void check_generation(Reader *r)
     if (!c->generate)
         return;
     if (c->generate_features && c->model.image.feature_size == 0)
-        die("%s: generate_features: the model is one of text only; load_path must be a LLaVA "
-            "folder",
+        die("%s: generate_features: the model reads only text; load_path must be a LLaVA folder",
             reader_where(r, "generate_features"));
     if (c->eval_only)
         die("%s: generate and eval_only are both given; use one of them",

@@ -83,8 +83,8 @@ static char *refused_parts(const Config *c, int n, int world)
     return NULL;
 }
 
-/* Whether a group of elements that have one scale would be on two ranks. Groups follow each other
- * along a whole parameter. */
+/* Whether some group of elements with one scale would be split between two ranks. Groups are
+ * consecutive along the whole parameter. */
 static bool cuts_group(const Param *p, size_t group)
 {
     for (int i = 0; i < p->num_parts && p->split == SPLIT_ROWS; i++)

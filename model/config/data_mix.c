@@ -25,7 +25,7 @@ static void check_alone(const Reader *r)
             where);
 }
 
-/* where: of the source in the configuration. */
+/* where: place of the source in the configuration. */
 static void check_source(Reader *r, const char *where, const DataSource *s)
 {
     const Config *c = &r->s->c;
@@ -39,9 +39,9 @@ static void check_source(Reader *r, const char *where, const DataSource *s)
             where, s->name, strlen(s->name), SOURCE_NAME - 1);
     for (const DataSource *other = c->data.mix; other < s; other++)
         if (strcmp(other->name, s->name) == 0)
-            die("%s: data.mix: two sources are named '%s', and so would be their metrics and their "
-                "places in checkpoints; rename "
-                "one, or make one source with the paths of both",
+            die("%s: data.mix: two sources are named '%s', so their metrics and positions in "
+                "checkpoints would have the same name; rename one, or make one source with the "
+                "paths of both",
                 where, s->name);
     if (s->files.num_paths == 0)
         die("%s: data.mix: source '%s' has no paths; give its token shards, as in paths: "

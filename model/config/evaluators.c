@@ -17,7 +17,8 @@ static void add_eval_set(Settings *s, const YamlNode *n, Evaluator *e, const cha
     const char *at = yaml_where(yaml_find_text(n, (*paths)[0]));
     for (int i = 0; i < c->num_eval; i++)
         if (strcmp(c->eval[i].label, label) == 0)
-            die("%s: two validation sets are named '%s', and so would be their metrics; rename one",
+            die("%s: two validation sets are named '%s', so their metrics would have the same "
+                "name; rename one",
                 at, label);
     c->eval = xrealloc(c->eval, (c->num_eval + 1) * sizeof *c->eval);
     char *where = xasprintf("%s: evaluator '%s' (--evaluators=[] trains without)", at, label);

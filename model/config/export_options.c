@@ -124,7 +124,7 @@ static void check_calibration(const ExportOptions *o, const YamlNode *root)
     if (yaml_find(root, "calibration") && o->num_calibration == 0)
         die("--calibration names no file of tokens; expected --calibration='[FILE, ...]'");
     if (o->num_calibration > 0 && o->dtype != EXPORT_INT4)
-        die("--calibration is for --dtype=int4: the codes of %s follow from the weights only",
+        die("--calibration is for --dtype=int4: the codes of %s depend only on the weights",
             export_options_word("dtype", (int)o->dtype));
     for (size_t i = 0; i < sizeof how / sizeof how[0]; i++)
         if (yaml_find(root, how[i]) && o->num_calibration == 0)
@@ -170,8 +170,8 @@ static void read_average(ExportOptions *o)
         die("--average=%s: expected at least two folders, separated by commas; --export copies one",
             o->average);
     if (o->scales == SCALES_TRAINED)
-        die("--scales=trained exports the FP8 operands of a run, but the mean of several models is "
-            "none; leave it out");
+        die("--scales=trained exports the FP8 operands of a run, but the mean of several models "
+            "has none; leave --scales out");
     for (int i = 0; i < o->num_sources; i++)
         o->weights[i] /= sum;
     free(list);

@@ -22,7 +22,7 @@ typedef struct {
     char *source;
     char *average;   /* instead of source: the argument of --average */
     char **sources;  /* the folders that are averaged */
-    double *weights; /* of the sources; their sum is 1 */
+    double *weights; /* weights of the sources; their sum is 1 */
     int num_sources; /* 0: no average, but `source` */
     char *target;    /* the folder to write, without a slash at its end */
     /* folder of the adapters' base model; NULL: the folder that they name */
@@ -37,7 +37,7 @@ typedef struct {
     int token_bytes;     /* bytes of a token in these files; NOT_GIVEN: as in the exported run */
     /* number of sequences for calibration; tokens of each, 0: the model's length, up to 2048 */
     int sequences, length;
-    /* of GPTQ: kernels/gptq_layer.h */
+    /* settings of GPTQ: kernels/gptq_layer.h */
     double damping;
     bool ordered;
 } ExportOptions;

@@ -102,14 +102,13 @@ static SchedulePoint read_point(const char *where, char *checkpoint)
     };
     Settings *s = read_schedule(checkpoint);
     if (!s || s->c.scheduler.name != WSD)
-        die("%s: extend: the run of %s does not have scheduler.name wsd, so it has no stable part; "
-            "--load_path=%s continues it",
+        die("%s: extend: the run of %s does not have scheduler.name wsd, so it has no stable "
+            "phase; --load_path=%s continues it",
             where, checkpoint, checkpoint);
     set_point(&p, &s->c);
     if (p.end == 0)
-        die("%s: extend: the run of %s has a max_duration in epochs, so where its decay begins is "
-            "not known; give a checkpoint "
-            "before it as --load_path",
+        die("%s: extend: the run of %s has a max_duration in epochs, so the begin of its decay is "
+            "unknown; give a checkpoint from before the decay as --load_path",
             where, checkpoint);
     free_schedule(s);
     return p;
@@ -153,8 +152,8 @@ void extend_find(Reader *r)
     const SchedulePoint p =
         one ? read_point(where, xstrdup(s->extend)) : find_last(where, s->extend);
     if (p.at > p.stable)
-        die("%s: extend: %s is in the decay of its run, from %.0f to %.0f %s; give an earlier "
-            "checkpoint",
+        die("%s: extend: %s was saved in the decay of its run, which lasts from %.0f to %.0f %s; "
+            "give an earlier checkpoint",
             where, p.path, p.stable, p.end, p.unit);
     free(s->c.load_path);
     s->c.load_path = p.path;
@@ -178,7 +177,7 @@ void extend_check(const Reader *r)
     SchedulePoint p = { c->load_path, s->extended_step, s->extended_tokens, 0, 0, 0, NULL };
     set_point(&p, c);
     if (p.end == 0)
-        die("%s: extend: where the decay begins must be known: give max_duration in steps or "
+        die("%s: extend: the begin of the decay must be known: give max_duration in steps or "
             "tokens, not in epochs",
             reader_where(r, "max_duration"));
     if (p.at > p.stable)

@@ -114,7 +114,7 @@ static void print_all(FILE *f)
         print_key(f, k);
 }
 
-/* Suggests the most similar key or option of an export, or those that contain the word, such as
+/* Suggests the most similar key or export option, or all keys that contain the word, such as
  * `warmup`. */
 static _Noreturn void unknown_key(const char *name)
 {
@@ -148,7 +148,7 @@ static bool print_keys(FILE *f, const char *heading, const ConfigKey *keys, cons
     return found;
 }
 
-/* An earlier name, or that of another program, and a key that was removed. */
+/* Explains an alias (an earlier name, or another program's name) or a key that was removed. */
 static bool print_other(FILE *f, const char *name)
 {
     const char *own = names_current(name), *now = names_replacement(name);

@@ -155,9 +155,8 @@ void load_folder_complete(Reader *r)
         m->max_sequence_length = trained;
     else if (known > USUAL_LENGTH) {
         m->max_sequence_length = USUAL_LENGTH;
-        warn("%s: using sequences of %d of the model's %d tokens; for longer ones, which take more "
-             "memory, set "
-             "--model.max_sequence_length",
+        warn("%s: sequences have %d tokens, although the model supports %d; for longer sequences, "
+             "which need more memory, set --model.max_sequence_length",
              folder, USUAL_LENGTH, known);
     }
 }

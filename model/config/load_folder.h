@@ -16,5 +16,5 @@ void load_folder_complete(Reader *r);
 
 /* config.yaml of the run that saved this checkpoint; NULL: no checkpoint. The caller owns it */
 YamlNode *load_folder_config(const char *folder);
-/* The value of `key` in it; NULL: there is none. The caller owns it */
+/* The value of `key` in that config.yaml; NULL: it has none. The caller owns the text */
 char *load_folder_trained_with(const char *folder, const char *key);

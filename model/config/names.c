@@ -12,8 +12,8 @@
 #include "model/formats/file.h"
 #include "model/keys/value.h"
 
-/* earlier: a note asks for the present name. as_null: the value of `other` that `name` has as null.
- * as_true, as_false: the values of `name` for a truth value of `other`. */
+/* earlier: a note asks for the present name. as_null: the value of the alias `other` that means
+ * null for `name`. as_true, as_false: the values of `name` if the alias is true or false. */
 static const struct {
     const char *other, *name;
     bool earlier;
@@ -36,7 +36,7 @@ static const struct {
     { "mlp_tile", "tiled_mlp_tokens", true },
     { "network", "internode_gb_per_s", true },
     { "optimizer.adjust_lr", "optimizer.adjust_lr_fn", true },
-    /* torchtitan; -1: the ranks that are left */
+    /* torchtitan's names; -1 stands for all remaining ranks */
     { "parallelism.data_parallel_replicate_degree", "parallelism.replicate" },
     { "parallelism.data_parallel_shard_degree", "parallelism.shard", .as_null = "-1" },
     { "parallelism.context_parallel_degree", "parallelism.context" },
@@ -78,7 +78,8 @@ const char *names_other(const char *name)
     return NULL;
 }
 
-/* Gives n, the value of names[i].other, the meaning that it has for names[i].name. */
+/* Converts n, the value of the alias names[i].other, to the value of names[i].name with the same
+ * meaning. */
 static void translate(int i, YamlNode *n)
 {
     if (n->kind != YAML_SCALAR || !n->text)
@@ -99,7 +100,8 @@ static void translate(int i, YamlNode *n)
     }
 }
 
-/* Removes the section of this key if it is empty: it may be one of earlier versions only. */
+/* Removes the section of this key if it is empty: it may be a section that only earlier versions
+ * had. */
 static void remove_empty_section(YamlNode *root, const char *key)
 {
     char *section = xasprintf("%.*s", (int)strcspn(key, "."), key);

@@ -2,14 +2,15 @@
 #pragma once
 #include "model/keys/yaml.h"
 
-/* The current name of a key or section; `name` itself if it is not another name of one. */
+/* The current name of the key or section that has the alias `name`; `name` itself if it is no
+ * alias. */
 const char *names_current(const char *name);
-/* the first other name of the table's key, or NULL */
+/* the first alias of a key of the table, or NULL */
 const char *names_other(const char *name);
 /* Warns about each name of an earlier version, unless the file is the config.yaml of a run. Dies if
  * a key has two names. The tree does not change. */
 void names_check(const YamlNode *root);
-/* Gives all keys the table's names. */
+/* Replaces aliases in the tree by the names of the table. */
 void names_rename(YamlNode *root);
 /* What replaces a removed key, or a key of a removed section; NULL: there was no such key. */
 const char *names_replacement(const char *name);

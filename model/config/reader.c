@@ -59,8 +59,8 @@ static void check_text(const YamlNode *n, const char *name, const char *text)
             "> mine.yaml",
             yaml_where(n), name, text);
     if (strncmp(text, "~/", 2) == 0)
-        die("%s: %s: '%s': ~/ would be replaced when the run's config.yaml is read; write the "
-            "whole path",
+        die("%s: %s: '%s': ~/ is not possible here, because reading the run's config.yaml would "
+            "replace it; write the whole path",
             yaml_where(n), name, text);
 }
 
@@ -91,7 +91,7 @@ static _Noreturn void unknown(const YamlNode *n, const char *name)
         die("%s: the key '%s' was removed; what replaces it: %s. For a file of OLMo or COAT: "
             "python3 scripts/convert_config.py FILE > mine.yaml",
             yaml_where(n), name, now);
-    const char *own = names_current(name), /* of a section of earlier versions */
+    const char *own = names_current(name), /* the key may be in a section of earlier versions */
         *near = own != name ? own : suggest_key((const ConfigKey *const[]){ config_keys }, 1, name);
     if (near)
         die("%s: unknown key '%s'; did you mean '%s'?", yaml_where(n), name, near);

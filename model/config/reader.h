@@ -11,12 +11,12 @@ typedef struct {
     const char *file;
     int world;
     FILE *notes;      /* settings without effect: become one warning */
-    char *notes_text; /* of that stream, after fflush */
+    char *notes_text; /* text of that stream, valid after fflush */
     int num_notes;
 } Reader;
 
 bool reader_given(const Reader *r, const char *name); /* present and not null */
-/* its file:line, or the file */
+/* file:line of the key, or the file if it is not given */
 const char *reader_where(const Reader *r, const char *name);
 void reader_note(Reader *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Whether a key names data that this run does not read. A dry run reads the configuration of

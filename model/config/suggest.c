@@ -49,8 +49,8 @@ static bool are_initials(const char *letters, const char *words)
     return *letters == *words && (end ? are_initials(letters + 1, end + 1) : !letters[1]);
 }
 
-/* The distance of the whole names, or that of the last parts if only the section is wrong, which
- * costs one more. */
+/* The distance between the whole names; or, if only the section is wrong, the distance between the
+ * last parts plus one. */
 static int name_distance(const char *name, const char *candidate)
 {
     if (strlen(last_part(name)) > 1 && are_initials(last_part(name), last_part(candidate)))

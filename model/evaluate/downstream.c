@@ -55,7 +55,7 @@ static void close_task(Task *t)
     requests_free(&t->requests);
 }
 
-/* For read_task within error_catch. */
+/* The argument of read_task, which error_catch calls. */
 typedef struct {
     const Config *config;
     int number;
@@ -81,7 +81,7 @@ static void read_task(void *what)
         shown_images_check_tower(t->shown, tower_of(r->config), tower_folder(r->config), true);
 }
 
-/* Reads the file on all ranks; *problem: that of any rank's file, NULL: none. */
+/* Reads the file on all ranks. *problem: the error of any rank; NULL: none. */
 static Task open_task(char **problem, const Config *c, int i)
 {
     Reading r = { c, i, { { 0 }, NULL } };
@@ -210,7 +210,7 @@ static void run_rows(Model *m, ParamStore *store, Rows *rows, const Requests *r,
         read_scores(log_probability, rows, b, r, first[s + b], first[s + b + 1]);
 }
 
-/* Computes that of every choice, on all ranks; false: a rank was asked to stop. */
+/* Computes the log-probability of every choice, on all ranks. False: a rank was asked to stop. */
 static bool log_probabilities(double *log_probability, const Task *task, int questions, Model *m,
                               ParamStore *store, const atomic_int *stop)
 {

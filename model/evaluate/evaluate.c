@@ -16,8 +16,8 @@
 #include "model/evaluate/downstream.h"
 #include "model/evaluate/open_data.h"
 
-/* Sequences [first, first + B) of the batch as a full micro-batch; those after its end are
- * masked. */
+/* Sequences [first, first + B) of the batch as a full micro-batch. Sequences after the end of the
+ * batch are masked. */
 static void micro_batch(int *tokens, int *targets, uint8_t *begins, const void **images,
                         const Batch *b, int first, int B, int T)
 {
@@ -36,7 +36,7 @@ static void micro_batch(int *tokens, int *targets, uint8_t *begins, const void *
     }
 }
 
-/* For hash_content within error_catch. */
+/* The argument of hash_content, which error_catch calls. */
 typedef struct {
     const Loader *loader;
     DataHashes content;
@@ -81,7 +81,7 @@ static void check_set(const Config *c, int i, FILE *f, uint64_t sum[2])
 
 char *evaluate_check(const Config *c)
 {
-    enum { LINES = 4 }; /* at most: the header of a run fits on a screen */
+    enum { LINES = 4 }; /* maximum, so that the header of a run fits on a screen */
     char *text;
     FILE *f = xtext(&text);
     uint64_t sum[2] = { 0 };

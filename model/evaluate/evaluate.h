@@ -5,8 +5,8 @@
 #include "data/loader.h"
 #include "model/model.h"
 
-/* loss: mean per label; NAN: no labels. problem: error of the data on any rank, malloc'ed; then the
- * rest is invalid. NULL: none */
+/* loss: mean per label; NAN: no labels. problem: an error in the data of any rank, malloc'ed, which
+ * makes the other members invalid; NULL: no error */
 typedef struct {
     const char *label;
     double loss;

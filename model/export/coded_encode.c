@@ -36,7 +36,7 @@ void coded_look(CodedView *v, Coded c, const float *w, size_t n)
             v->sum[v->blocks % NF4_BLOCKS] += abs_max(w + i, n - i < NF4_BLOCK ? n - i : NF4_BLOCK);
 }
 
-/* The same as nf4_offset. */
+/* The offset, computed as nf4_offset does. */
 static float offset_of(const CodedView *v)
 {
     double total = 0;

@@ -13,7 +13,7 @@ typedef struct {
 } CodedView;
 
 bool coded_looks_first(Coded c);
-/* Whether q, k and v share a scale, and gate and up share one. */
+/* Whether q, k and v share a scale, and gate and up share another. */
 bool coded_shares(Coded c);
 /* Adds the next n elements to the statistics: whole units, or the last elements. */
 void coded_look(CodedView *v, Coded c, const float *w, size_t n);

@@ -56,8 +56,8 @@ static char *choose(const char *option, const char *source)
     return latest;
 }
 
-/* The folder of the adapters' base: `given`, or the one that their file names. The caller owns
- * it. */
+/* The folder of the adapters' base: `given`, or the folder that adapter_config.json names. The
+ * caller owns the text. */
 static char *find_base(const char *option, const char *folder, const char *given)
 {
     char *base = given ? xstrdup(given) : adapter_base(folder);
@@ -82,7 +82,8 @@ static void check(const Entry *e)
         die("%s: tensor %s is stored as %s; expected F32, BF16 or F16", e->from->path, s->name,
             s->dtype);
     if (!fits)
-        die("%s: tensor %s has %d dimension%s of %zu and %zu; by %s it needs %zu rows of %zu",
+        die("%s: tensor %s has %d dimension%s of %zu and %zu; according to %s it needs %zu rows of "
+            "%zu",
             e->from->path, s->name, s->dims, s->dims == 1 ? "" : "s", s->shape[0], s->shape[1],
             t->adapter ? "adapter_config.json" : "config.json", t->rows, t->cols);
 }
@@ -410,8 +411,8 @@ Export export_open(const ExportOptions *o)
     tokenizer_files_read(x.folder, x.base);
     tower_read(&x.source);
     if (m.image.feature_size > 0 && o->num_calibration > 0)
-        die("--calibration: %s is a model with images, whose weights are only rounded to int4; "
-            "leave --calibration out",
+        die("--calibration: %s is a model with images, and calibration does not read images; leave "
+            "--calibration out",
             x.folder);
     /* read now: a run may delete this checkpoint; open files stay readable */
     x.description = config(&x, m.architecture);

@@ -126,9 +126,10 @@ static _Noreturn void die_of_value(const Export *x, const Entry *e, float value)
         die("%s: tensor %s holds a value that is not finite, so this model is unusable. %s",
             e->from->path, e->tensor.name, folder_say_others(x->folder));
     if (e->is_coded)
-        die("%s: tensor %s holds %g, more than LLM.int8() can: use --dtype=int8 without --layout",
+        die("%s: tensor %s holds %g, more than LLM.int8() can store: use --dtype=int8 without "
+            "--layout",
             e->from->path, e->tensor.name, (double)value);
-    die("%s: tensor %s holds %g, more than %s can: %s", e->from->path, e->tensor.name,
+    die("%s: tensor %s holds %g, more than %s can store: %s", e->from->path, e->tensor.name,
         (double)value, x->dtype,
         strcmp(x->dtype, "F16") == 0 ? "use --dtype=bf16" : "use --dtype=f32");
 }
@@ -189,8 +190,9 @@ typedef struct Reading {
     uint32_t sum;
     const Entry *viewed; /* the entry of `view`; NULL: none */
     CodedView view;
-    struct Reading *other; /* one for each of x->other; they share `raw` and one `values` */
-    double *total;         /* chunk; NULL: no average */
+    /* one Reading for each model of x->other; all share `raw` and one `values` */
+    struct Reading *other;
+    double *total; /* chunk; NULL: no average */
 } Reading;
 
 /* With memory for `chunk` elements at once. */
@@ -368,7 +370,7 @@ static bool same_view(const Export *x, const Entry *a, const Entry *b)
                       a->tensor.param == b->tensor.param);
 }
 
-/* Sets r->view to that of e, and of all matrices that share a scale with it. */
+/* Sets r->view to the statistics of e and of all matrices that share a scale with e. */
 static void look(Reading *r, const Entry *e)
 {
     if (!coded_looks_first(r->x->coded) || (r->viewed && same_view(r->x, r->viewed, e)))
@@ -414,7 +416,7 @@ static void write_whole(const Export *x, const Entry *e, const CodedView *v)
     }
 }
 
-/* Allocates each tensor's part for n elements. */
+/* Allocates, for each tensor, memory for the codes of n elements. */
 static void open_parts(void *out[CODED_TENSORS], const Export *x, const Entry *e, size_t n)
 {
     CodedTensor to[CODED_TENSORS];

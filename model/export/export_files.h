@@ -26,20 +26,20 @@ typedef struct Export {
     char *target, *temporary; /* the new folder, and its name until it is complete */
     int begun;                /* of target_begin */
     json_t *description;      /* config.json */
-    const char *dtype;        /* of tensors without codes */
+    const char *dtype;        /* type of the tensors without codes */
     bool is_coded;
     Coded coded;
     Lora lora; /* rank 0: no adapters */
     WeightFiles source, adapter;
-    Entry *entry, *adapter_entry; /* the model's, and those of adapters */
+    Entry *entry, *adapter_entry; /* entries of the model and of the adapters */
     int num_entries, num_adapter_entries, num_files;
     /* of `entry`; in the adapters' file, of `adapter_entry` and of entries next to these */
     NameIndex names, adapter_names;
     bool is_calibrated; /* export_write_int4 was called */
     SafeFile **file;
-    struct Export *other; /* of an average: the other models, which have the same entries */
+    struct Export *other; /* for an average: the other models, which have the same entries */
     int num_other;
-    double weight; /* of this model in the average; 1 without one */
+    double weight; /* weight of this model in the average; 1 without an average */
 } Export;
 
 /* Divides the tensors among files: up to file_limit bytes in each, or one tensor. */

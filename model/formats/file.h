@@ -3,9 +3,10 @@
 #include <jansson.h>
 #include <stdbool.h>
 
-/* anything of that name, also a broken link */
+/* whether the path exists, even as a broken link */
 bool file_exists(const char *path);
-bool file_is_in(const char *folder, const char *name); /* the same of folder/name */
+/* whether folder/name exists, even as a broken link */
+bool file_is_in(const char *folder, const char *name);
 /* both exist and are the same file or folder */
 bool file_is_same(const char *path, const char *other);
 

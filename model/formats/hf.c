@@ -177,8 +177,9 @@ static double read_theta(const HfConfig *s, const json_t *rope)
     return m.rope_theta;
 }
 
-/* Returns the rope_parameters of full attention. Those of sliding attention must be the same,
- * unscaled; only classes with full_attn_scaled_only support this. */
+/* Returns the rope_parameters of full attention. The rope_parameters of sliding attention must be
+ * equal, except that they are not scaled. Only classes with full_attn_scaled_only support
+ * parameters by layer type. */
 static json_t *full_attention(const HfConfig *s, json_t *full, const json_t *sliding)
 {
     if (!s->class->full_attn_scaled_only)
@@ -211,20 +212,19 @@ static json_t *find_rope(const HfConfig *s)
     const ClassKey *theta = architecture_key(s->class, "rope_theta");
     if (s->class->full_attn_scaled_only && either == old &&
         read_theta(s, old) != read_theta(s, NULL))
-        die("%s: rope_theta is %g in rope_scaling, but %g outside of it; transformers 5 uses one "
-            "for layers of full "
-            "attention and one for the others, which is not supported: make them equal",
+        die("%s: rope_theta is %g in rope_scaling, but %g outside of it; transformers 5 uses "
+            "different values for layers of full attention and for layers with a sliding window, "
+            "which is not supported: make both values equal",
             s->path, read_theta(s, old), read_theta(s, NULL));
     if (s->class->full_attn_scaled_only && either && either == new &&
         (rope_type(s, new) != ROPE_DEFAULT || (theta && read_theta(s, new) != theta->otherwise)))
-        die("%s: rope_parameters of a %s are only read by layer type, because versions of "
-            "transformers disagree about "
-            "others: give {\"full_attention\": {...}, \"sliding_attention\": {...}}",
+        die("%s: rope_parameters of a %s must be given by layer type, because versions of "
+            "transformers read other forms differently: give {\"full_attention\": {...}, "
+            "\"sliding_attention\": {...}}",
             s->path, s->class->class);
     if (s->class->full_attn_scaled_only && theta && read_theta(s, either) != theta->otherwise)
         warn("%s: rope_theta %g is used for all layers, as in transformers 4; transformers 5 uses "
-             "%g for those with a sliding "
-             "window, unless rope_parameters has layer types",
+             "%g for layers with a sliding window, unless rope_parameters has layer types",
              s->path, read_theta(s, either), theta->otherwise);
     return either;
 }
@@ -253,8 +253,7 @@ static void read_rope(ModelConfig *m, const HfConfig *s)
     if (m->rope_scaling.type != ROPE_DEFAULT && length &&
         json_number_value(length) != m->rope_scaling.original_length)
         die("%s: original_max_position_embeddings is %g, but %d in the parameters of the rotation; "
-            "transformers 4 and 5 differ in "
-            "which they use: make them equal",
+            "transformers 4 and 5 do not use the same one: make both equal",
             s->path, json_number_value(length), m->rope_scaling.original_length);
     warn_of_unknown(s, rope, m->rope_scaling.type);
 }
@@ -271,8 +270,8 @@ static int class_number(const HfConfig *s, const char *key)
     return value ? (int)json_integer_value(value) : k ? (int)k->otherwise : 0;
 }
 
-/* Without layer_types the blocks from max_window_layers on slide, in some classes except every
- * n-th. */
+/* Without layer_types, the blocks from max_window_layers on have a sliding window; in some classes,
+ * every n-th of them has none. */
 static void read_layer_types(ModelConfig *m, const HfConfig *s)
 {
     const json_t *types = get(s->json, "layer_types");
@@ -292,8 +291,8 @@ static void read_layer_types(ModelConfig *m, const HfConfig *s)
     }
 }
 
-/* no_rope_layers has 0 for the blocks without rotation, and 1 for the others; without it every n-th
- * has none. */
+/* no_rope_layers has 0 for a block without rotation, and 1 for a block with it. Without this key,
+ * every n-th block has no rotation. */
 static void read_no_rope(ModelConfig *m, const HfConfig *s)
 {
     const json_t *list = get(s->json, "no_rope_layers");
@@ -355,8 +354,8 @@ static void choose_class(HfConfig *s)
         die("%s: architecture %s (model_type %s) is not supported, only %s", s->path,
             class ? class : "missing", type ? type : "missing", architecture_names());
     if (type && with_layers(s, architecture_of_type(type)) != s->class)
-        die("%s: model_type is %s, but that of its architectures is %s; correct one of them, as "
-            "programs differ in which they use",
+        die("%s: model_type is %s, but its architectures belong to the model_type %s; correct one "
+            "of the two, because some programs read the one and some the other",
             s->path, type, s->class->model_type);
 }
 

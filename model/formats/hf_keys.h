@@ -12,7 +12,7 @@ typedef enum {
     HF_ROTATION, /* read_rope */
     HF_BLOCKS,   /* read_windows */
     HF_ONLY,     /* `what`; any other value is refused */
-    HF_REFUSED,  /* the same, not written */
+    HF_REFUSED,  /* as ONLY, but not written */
     HF_WRITTEN,  /* a number of the ModelConfig, not read */
     HF_LITERAL,  /* `what`, not read */
     HF_IGNORED,  /* neither read nor written */

@@ -2,15 +2,17 @@
  * link. */
 #pragma once
 
-/* The target written in the link or such a file at `path`; NULL: it is neither. malloc'ed. */
+/* Reads the target of the link, or of the file in place of a link, at `path`. NULL: `path` is
+ * neither. malloc'ed. */
 char *pointer_read(const char *path);
 
 /* The same target as a path: relative targets start at the pointer's folder. NULL as above.
  * malloc'ed. */
 char *pointer_target(const char *path);
 
-/* The same for a file (not a link) named `latest` that points to a folder; NULL for all else. */
+/* pointer_target of a file named `latest`, not a link, that names a folder; NULL for any other
+ * path. */
 char *pointer_follow(const char *path);
 
-/* If *path is such a file, replaces it by the path of the target. */
+/* If pointer_follow finds a target of *path, replaces *path by the target. */
 void pointer_replace(char **path);

@@ -13,8 +13,9 @@
 
 #define LOAD_16_BIT "which is not supported; load the 16-bit folder from which they were quantized"
 
-/* The methods that can be read, and the values that their keys must have; "null" among them: the
- * key may be missing. All else follows from the tensors. A * matches all members. */
+/* The methods that can be read, and the values that their keys must have. If "null" is one of the
+ * values, the key may be missing. A * in a key stands for all members. Everything else follows from
+ * the tensors. */
 #define FORMATS "float-quantized|int-quantized|naive-quantized|pack-quantized"
 #define WEIGHTS "config_groups.*.weights."
 static const struct {
@@ -121,8 +122,8 @@ static void print_details(FILE *f, const json_t *settings)
             fprintf(f, ", %.64s", json_string_value(json_object_get(settings, words[i])));
 }
 
-/* Whether the value at `path` below `at` is one of the values; a * in the path: those of all
- * members. */
+/* Whether the value at `path` below `at` is one of the allowed values; with a * in the path,
+ * whether the values of all members are. */
 static bool holds(json_t *at, const char *path, const char *values)
 {
     char name[64];
@@ -235,7 +236,7 @@ static json_t *settings_of(const char *folder)
     return settings;
 }
 
-/* Of a member of config_groups. */
+/* Reads a member of config_groups. */
 static Coding coding_of(const json_t *weights)
 {
     const json_t *group = json_object_get(weights, "group_size");
@@ -246,7 +247,7 @@ static Coding coding_of(const json_t *weights)
     if (value_is_listed("group|tensor_group", strategy) && size > 0)
         return (Coding){ bits, 1, size, true, true };
     if (strcmp(strategy, "block") == 0)
-        return (Coding){ bits, 128, 128, true, true }; /* no other can be read */
+        return (Coding){ bits, 128, 128, true, true }; /* no other block can be read */
     return (Coding){ bits, strcmp(strategy, "channel") == 0, 0,
                      value_is_listed("channel|tensor", strategy), true };
 }

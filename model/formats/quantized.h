@@ -19,8 +19,8 @@ typedef struct {
     bool has_scales, in_order;
 } Coding;
 
-/* Returns them, malloc'ed; *count: their number, -1 if the folder has no settings of a
- * quantization. */
+/* Returns the codings of a folder, malloc'ed. *count: their number; -1 if the folder has no
+ * quantization settings. */
 Coding *quantized_codings(const char *folder, int *count);
 
 /* Whether config.json says that bitsandbytes stored the folder's matrices in 4 bits. Then *nested:

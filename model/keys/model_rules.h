@@ -3,7 +3,7 @@
 #pragma once
 #include "model/shape/config.h"
 
-/* The names of the keys, and where the values of the heads were given. */
+/* Names of keys for messages, and the places (file:line) of the keys of the heads. */
 typedef struct {
     const char *width;
     struct {

@@ -21,8 +21,8 @@ typedef enum {
     CHOICE,      /* int or an enum: the value of one of the `words` */
     STRING,      /* char * */
     PATHS,       /* char **paths, int count: a list or a single path */
-    PATTERNS,    /* the same of patterns, char **patterns, int count */
-    NAMES,       /* the same of names, char **names, int count */
+    PATTERNS,    /* as PATHS, with char **patterns, int count */
+    NAMES,       /* as PATHS, with char **names, int count */
     DATASETS,    /* NamedPaths *sets, int count: name: [paths] */
     BETAS,       /* double[2] */
     DURATION,    /* Duration */
@@ -91,7 +91,7 @@ typedef struct {
     struct {
         ShardingStrategy strategy;
         int replicas;         /* 0: one per host */
-        int replicate, shard; /* of parallelism.*; 0: not given */
+        int replicate, shard; /* parallelism.replicate and .shard; 0: not given */
         int precision;        /* FsdpPrecision or NOT_GIVEN */
         int grad_sync_mode;   /* GradSum or NOT_GIVEN */
     } fsdp;

@@ -12,7 +12,7 @@
 
 /* ---- scalars from text ----------------------------------------------------------------------- */
 
-/* with signs, points, exponents; longer texts are no numbers */
+/* maximum length of a number, with sign, point and exponent */
 enum { MAX_DIGITS = 128 };
 
 static bool parse_double(double *out, const char *text)

@@ -10,7 +10,7 @@ void value_parse_text(void *holder, const ConfigKey *k, const char *text, const 
 void value_default(void *holder, const ConfigKey *k);
 void value_free(void *holder, const ConfigKey *k);
 void value_expected(char *out, size_t size, const ConfigKey *k); /* "an integer from 1 to 8" */
-/* of an INT, LONG, FLOAT or DOUBLE, else NAN */
+/* the number of an INT, LONG, FLOAT or DOUBLE; else NAN */
 double value_number(const void *holder, const ConfigKey *k);
 bool value_is_list(int type); /* PATHS, PATTERNS or NAMES */
 /* is text (NULL: null) one of the choices? */

@@ -4,7 +4,8 @@
 
 #include "model/keys/types.h"
 
-/* of a file; dies naming path, key, expected, found */
+/* parses a value of a file; if it dies, it names path, key, the value expected and the value
+ * found */
 void value_json_parse(void *holder, const ConfigKey *k, const json_t *value, const char *path,
                       const char *key);
 /* a number or a truth value, unchecked */

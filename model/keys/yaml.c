@@ -159,7 +159,7 @@ static const char *text_of(struct fy_node *n, const char *file, int line)
     return n ? fy_node_get_scalar0(n) : NULL;
 }
 
-/* `line`: that of the key; for an item of a list that of its scalar, or of the list. */
+/* line: the line of the key; for an item of a list, the line of its scalar or of the list. */
 static YamlNode *convert(struct fy_node *n, const char *key, const char *file, int line)
 {
     void *position = NULL;

@@ -8,11 +8,11 @@ typedef struct YamlNode YamlNode;
 struct YamlNode {
     YamlKind kind;
     char *key;  /* name in the enclosing map; NULL in lists and at the root */
-    char *text; /* of a scalar; NULL: null */
+    char *text; /* text of a scalar; NULL: null */
     /* the file that has the value; with line 0, the command-line argument itself */
     char *file;
     int line;
-    YamlNode **child; /* of a list or map, in order; owned */
+    YamlNode **child; /* children of a list or map, in order; owned */
     int num_children;
 };
 

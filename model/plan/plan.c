@@ -8,19 +8,20 @@
 #include "model/shape/units.h"
 #include "model/store/param_store_sizes.h"
 
-/* Where there are steps, and scales hold for them. */
+/* Whether scales are valid for a whole step, in a run that makes steps. */
 static bool has_scales_of_step(const Stream *s)
 {
     return s->recipe.scales == PER_STEP && !s->forward_only;
 }
 
-/* arena: the unit's own memory. amaxes: of the scales of FP8 operands, valid for a step.
- * transposes: backward reads transposes of FP8 operands, for gradients of the blocks' matrices;
- * else the rows, for those of adapters. keep: what forward saves. rows: of tensors. */
+/* arena: the unit's own memory. amaxes: memory for scale_amax of FP8 operands, if scales are valid
+ * for a step. transposes: backward reads transposes of FP8 operands, for the gradients of the
+ * blocks' matrices; if false, backward reads their rows, for the gradients of adapters. keep: what
+ * forward saves. rows: number of rows of tensors. */
 struct Planner {
     Arena *arena, *amaxes;
     Model *m;
-    Stream *stream; /* to whose units they belong */
+    Stream *stream; /* the stream to whose units the tensors belong */
     const ParamStore *store;
     bool transposes;
     Keep keep;
@@ -32,7 +33,7 @@ static size_t whole_256(size_t bytes)
     return (bytes + 255) & ~(size_t)255;
 }
 
-/* This many bytes of what all blocks share. */
+/* A buffer of at least `bytes` bytes in the memory that all blocks share. */
 void *plan_shared(Model *m, Buffer b, size_t bytes)
 {
     OverlaidBuffer *s = &m->shared[b];
@@ -120,7 +121,7 @@ static bool same(Tensor a, Format f)
     return format_equal(a.format, f);
 }
 
-/* For what is between layers: of p's rows this rank's. */
+/* The planner p for tensors between layers, which have only this rank's share of p's rows. */
 static Planner of_stream(const Planner *p)
 {
     Planner own = *p;
@@ -154,8 +155,8 @@ static bool reads_input(const Stream *s, Linear l)
     return s->trains_matrices || adapter_parts(s->config, l).num_parts > 0;
 }
 
-/* For the MLP of blocks with this `keep`: backward has to find what forward leaves of all tokens,
- * unless it runs the MLP again. */
+/* The number of rows of the MLP's buffers in blocks with this `keep`. Unless backward recomputes
+ * the MLP, forward must leave the rows of all tokens for backward. */
 static Planner of_mlp(const Planner *p, Keep keep)
 {
     Planner mlp = *p;
@@ -321,7 +322,7 @@ static void plan_scratch(Model *m, Stream *s)
     s->attn.scratch = plan_shared(m, BUFFER_attention, s->attn.scratch_bytes);
 }
 
-/* For context ranks; forward needs a part of it. */
+/* The buffers of context ranks. Forward needs some of them. */
 static void plan_exchange(Model *m)
 {
     const Attention own = context_attention(&m->text, m->text.attn);
@@ -339,7 +340,7 @@ static void plan_exchange(Model *m)
     t->dqkv_heads = plan_shared_rows(m, BUFFER_dqkv_heads, f, rows, S);
 }
 
-/* For tensor ranks. */
+/* The buffers of tensor ranks. */
 static void plan_sums(Model *m)
 {
     if (m->text.tensor_ranks == 1)
@@ -382,7 +383,7 @@ static void plan_work(Planner *p)
                           : (Tensor){ 0 };
 }
 
-/* The first block of this stage in which forward leaves what it leaves in block l. */
+/* The first block of this stage in which forward saves the same tensors as in block l. */
 static int first_like(const Planner *p, int l)
 {
     const Recipe *r = &p->stream->recipe;
@@ -412,8 +413,8 @@ static void plan_own_memory(Planner *p, int l)
     p->arena = all;
 }
 
-/* Without a backward pass all blocks that add to the stream in the same way have the memory of the
- * first such. */
+/* Without a backward pass, all blocks that add to the stream in the same way share the memory of
+ * the first of these blocks. */
 void plan_block(Planner *p, Model *m, int unit)
 {
     const int l = unit - unit_of_layer(m->text.config, 0), first = first_like(p, l);
@@ -430,8 +431,8 @@ void plan_head_input(Planner *p, Model *m, int unit)
     m->unit_acts[unit].attn_res = place_stream(p);
 }
 
-/* The slots, each large enough for any block, if there are fewer than pieces. Sizes are those of
- * the plan before this one. */
+/* Plans the slots, each large enough for any block, if there are fewer slots than pieces. Their
+ * sizes come from the previous plan. */
 static void plan_slots(Arena *arena, Model *m)
 {
     Offload *o = &m->offload;
@@ -451,8 +452,8 @@ static void plan_output(Planner *p, int u)
     p->m->unit_acts[u].attn_res = place_stream(p);
 }
 
-/* In how many sets unit u has buffers: as many as its chunk has micro-batches in flight, or the
- * chunk before, whose output it reads. */
+/* The number of sets in which unit u has buffers: the number of micro-batches in flight in its
+ * chunk or, if the unit reads the output of the previous chunk, in that chunk. */
 static int sets_of(const Model *m, const ParamStore *store, int u)
 {
     for (int chunk = 0; chunk < store->pipe.chunks; chunk++) {

@@ -1,5 +1,6 @@
-/* recipe + configuration -> where everything that a rank needs lies, in one allocation. Planning
- * needs no other ranks and no device: it can be done for any rank of any number. */
+/* Places everything that a rank needs in one allocation, by the recipe and the configuration.
+ * Planning needs neither a device nor other ranks, so it works for any rank of a run of any
+ * size. */
 #pragma once
 #include "model/shape/buffers.h"
 #include "model/store/store_types.h"

@@ -4,8 +4,9 @@
 #include "model/parallel/context.h"
 #include "model/plan/plan.h"
 
-/* Logits of this many tokens exist at once: chunks of at most 512 MiB, as equal as can be, at least
- * one token; of whole sixteens where FP8 operands would be padded to those. */
+/* The number of tokens whose logits exist at once: chunks of at most 512 MiB and at least one
+ * token, as equal as possible. It is a multiple of 16 if FP8 operands would be padded to a multiple
+ * of 16. */
 static int loss_chunk(const Config *c, int N, bool fp8)
 {
     if (c->loss_chunk > 0)

@@ -2,5 +2,5 @@
 #pragma once
 #include "model/shape/buffers.h"
 
-/* The buffers of its logits and losses. */
+/* Plans the buffers of logits and losses. */
 void plan_head(Arena *arena, Model *m, const Config *c);

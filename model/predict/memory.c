@@ -472,11 +472,9 @@ void memory_check_host(const Model *m, const ParamStore *store, const Config *c)
     const double left =
         agree_any(moved > 0) ? agree_least(host_memory_left("") / comm_local_size()) : INFINITY;
     if (moved > 0 && moved + snapshot > left)
-        die("host memory: %.2f GiB of the plan and %.2f for writing a checkpoint are %.2f GiB more "
-            "than the "
-            "%.2f that each of the %d ranks here can take of this host, or of its container "
-            "(cgroup memory.max). Less goes to the "
-            "host with offload.*=never, a smaller device_train_microbatch_size, "
-            "activations.keep=block or more ranks; see --dry_run",
+        die("host memory: the plan needs %.2f GiB and writing a checkpoint %.2f GiB. That is %.2f "
+            "GiB more than the %.2f GiB which each of the %d ranks here may use of this host or "
+            "its container (cgroup memory.max). To use less: offload.*=never, a smaller "
+            "device_train_microbatch_size, activations.keep=block or more ranks; see --dry_run",
             gib(moved), gib(snapshot), gib(moved + snapshot - left), gib(left), comm_local_size());
 }

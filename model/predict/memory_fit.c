@@ -38,7 +38,8 @@ static bool fits_with(const Config *c, int sequences)
     const long batch =
         (long)(c->global_train_batch_size / c->device_train_microbatch_size) * sequences;
     other.device_train_microbatch_size = sequences;
-    if (pipeline_stages(&c->strategy) > 1 && batch <= INT32_MAX) /* as many are in flight */
+    /* the number of micro-batches in flight is the same */
+    if (pipeline_stages(&c->strategy) > 1 && batch <= INT32_MAX)
         other.global_train_batch_size = (int)batch;
     return memory_fit_needed(&other) <= smallest_device(c);
 }
@@ -65,8 +66,8 @@ static int largest_with(const Config *c)
     return fits;
 }
 
-/* With all on the device and without tiles, which is faster; if that is none, with what can be on
- * the host there. */
+/* First with everything on the device and without tiles, which is faster. If no micro-batch fits,
+ * with offload of everything that may be on the host. */
 int memory_fit_largest(const Config *c)
 {
     Config all = *c;

@@ -24,7 +24,7 @@ static bool tensor_is_possible(const Config *c)
 
 bool mesh_is_possible(const Config *c)
 {
-    enum { MULTIPLE = 16 }; /* of tokens of a rank, for FP8 */
+    enum { MULTIPLE = 16 }; /* a rank's tokens must be a multiple of this, for FP8 */
     const Strategy *s = &c->strategy;
     const ModelConfig *m = &c->model;
     const int context = context_ranks(s), stages = pipeline_stages(s), tensor = tensor_ranks(s),
@@ -59,7 +59,7 @@ typedef struct {
     int stages, shard, context, tensor;
 } Sizes;
 
-/* As config/check_ranks.c sets it. */
+/* The strategy as config/check_ranks.c sets it. */
 static Strategy strategy_of(const Config *c, Sizes n)
 {
     Strategy s = c->strategy;

@@ -17,7 +17,7 @@ static Topology topology_of(const Config *c)
     return (Topology){ memory_mesh(c), 0, c->gpus_per_host, c->network };
 }
 
-/* Two steps: of `few` micro-batches, and of `more`. */
+/* Predicts two steps: t[0] with `few` micro-batches, t[1] with `more`. */
 static void two_steps(StepTime t[2], const Config *c, int few, int more)
 {
     const int stages = pipeline_stages(&c->strategy), micro_batches[2] = { few, more };
@@ -69,7 +69,7 @@ double plan_time_speed(const Config *c, const StepTime *t)
 
 /* ---- what limits it -------------------------------------------------------------------------- */
 
-/* What computation waits for longest. */
+/* The use of time for which computation waits longest. */
 static TimeUse longest(const StepTime *t)
 {
     TimeUse most = USE_CONTEXT;
@@ -78,7 +78,7 @@ static TimeUse longest(const StepTime *t)
     return most;
 }
 
-/* Tensor ranks are next to each other, context ranks next to groups of them. */
+/* The ranks of a tensor group are adjacent; the tensor groups of a context group are adjacent. */
 static char *advice_for_exchanges(const Config *c, TimeUse use, double percent)
 {
     const int tensor = tensor_ranks(&c->strategy),
@@ -95,8 +95,8 @@ static char *advice_for_exchanges(const Config *c, TimeUse use, double percent)
                      percent, name, name);
 }
 
-/* In stages weights are gathered and gradients summed once per step, whatever grad_sync_mode
- * says. */
+/* With pipeline stages, weights are gathered and gradients summed once per step, for every
+ * grad_sync_mode. */
 static char *advice_for_waiting(const Config *c, TimeUse use, double percent)
 {
     const bool in_stages = pipeline_stages(&c->strategy) > 1;
@@ -182,8 +182,7 @@ static void print_table(const Config *c, const StepTime *t)
         printf("(stage %d, which computes longest)\n", t->stage);
 }
 
-/* The speed as a share of that which the peak FLOP/s would allow, if nothing were computed
- * again. */
+/* MFU: the predicted speed as a share of the speed at peak FLOP/s. Recomputation does not count. */
 static double utilization(const Config *c, double speed)
 {
     int count;
@@ -209,7 +208,7 @@ static void print_step(const Config *c, const StepTime *t)
     free(advice);
 }
 
-/* All ranks plan memory, on which they agree. */
+/* All ranks plan memory, since they must agree on the plan. */
 void plan_time_print(const Config *c)
 {
     if (plan_time_is_known(c)) {

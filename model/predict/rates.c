@@ -14,11 +14,11 @@ typedef enum {
     RATE_F32, /* GEMMs, by operand format */
     RATE_ATTENTION,
     RATE_ATTENTION_BACKWARD,
-    RATE_MEMORY,  /* bytes of all operations but those of adapters */
+    RATE_MEMORY,  /* bytes of all operations except the operations of adapters */
     RATE_ADAPTER, /* bytes of operations of adapters */
     /* share of a GEMM's bytes that takes time next to its products */
     RATE_EXPOSED,
-    RATE_START,      /* of an operation */
+    RATE_START,      /* the start of an operation */
     RATE_HOST,       /* copies from or to the host */
     RATE_UPDATE,     /* copies of an update, both ways at once, each way */
     RATE_HOST_TAKES, /* share of a copy's time that computation next to it loses */

@@ -67,7 +67,7 @@ static void unmark(void *recorder, DeviceMark *m)
     free(m);
 }
 
-/* What came between two parts belongs to the later one. */
+/* Work between two units belongs to the later unit. */
 static void use_part(void *recorder, const char *name, int unit)
 {
     Recorder *w = recorder;

@@ -27,10 +27,10 @@ typedef struct {
     /* WORK_DEVICE: read and written; WORK_HOST: copied; WORK_RANKS: sent, as comm_ring_bytes
      * counts */
     double flops, bytes;
-    int bits;  /* of the operands that are multiplied */
+    int bits;  /* bits of the operands that are multiplied */
     Sent what; /* WORK_RANKS */
     Ranks ranks;
-    int neighbour; /* of messages between stages */
+    int neighbour; /* stage of a message between stages */
     bool receives; /* a message, whose bytes are sent by the neighbour */
 } Event;
 

@@ -20,7 +20,7 @@ typedef struct {
     int count[NUM_QUEUES], next[NUM_QUEUES];
     double at[NUM_QUEUES]; /* when its last event ended */
     double *mark;          /* [marks] when it was reached; NAN: not yet */
-    /* of the queue's last work; [marks] of the last work before it */
+    /* the use of the queue's last work; [marks] the use of the last work before the mark */
     TimeUse last[NUM_QUEUES], *cause;
     /* [events] of computation: time that work on other queues takes from it */
     double *taken;
@@ -37,7 +37,7 @@ static void open_stage(Stage *s, const Rehearsal *r, const Topology *topology, i
     s->topology.rank = stage * (mesh_ranks(&topology->mesh) / stages);
     for (int q = 0; q < NUM_QUEUES; q++)
         s->line[q] = xmalloc(sizeof(int) * ((size_t)r->count + 1));
-    /* those of earlier steps are reached */
+    /* marks of earlier steps count as reached */
     s->mark = xcalloc((size_t)r->marks + 1, sizeof *s->mark);
     s->cause = xcalloc((size_t)r->marks + 1, sizeof *s->cause);
     s->taken = xcalloc((size_t)r->count + 1, sizeof *s->taken);

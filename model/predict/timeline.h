@@ -21,7 +21,7 @@ typedef enum {
 
 /* Times of the stage whose compute queue works longest. */
 typedef struct {
-    double seconds; /* of a step */
+    double seconds; /* seconds of a step */
     double use[NUM_OWNERS][NUM_USES];
     /* seconds by what the compute queue does or waits for; the sum is the time of the queue */
     double exposed[NUM_USES];

@@ -48,14 +48,14 @@ void average_step(ParamStore *store, const Config *c, long step)
     store->counts.average.every = every;
     store->counts.average.count = count;
     if (is_due(step, last * every) && count < last)
-        warn("step %ld: no average is written: it has %ld of %ld snapshots, since no average with "
-             "the earlier ones was loaded",
+        warn("step %ld: no average is written: it has only %ld of %ld snapshots, because the run "
+             "did not load an average with the earlier snapshots",
              step, count, last);
 }
 
 bool average_is_complete(const ParamStore *store, const Config *c, const TrainState *s)
 {
-    /* reset_trainer_state: the snapshots are those of the steps before */
+    /* with reset_trainer_state the snapshots are from steps before the reset */
     const bool began_anew = s->step == 0;
     return !began_anew && is_due(s->step, c->average.last * c->average.every) &&
            snapshots(store, c) == c->average.last;

@@ -29,15 +29,15 @@
 enum { MOST_STOPS = 64 };
 
 typedef struct {
-    Config config; /* with the sequence length that these prompts need */
+    Config config; /* the configuration, with the sequence length that these prompts need */
     Model model;
     ParamStore store;
     Prompts prompts;
     ShownImages *images;             /* NULL: prompts show none */
-    const void **rows;               /* of their features: one for each token of a prompt */
+    const void **rows;               /* pointers to features, one for each token of a prompt */
     int stop[MOST_STOPS + 1], stops; /* tokens that end a text */
     float *logits;
-    int *tokens; /* of the continuation */
+    int *tokens; /* tokens of the continuation */
     double prefill_seconds, decode_seconds;
     long prefilled, decoded;
 } Generator;
@@ -96,8 +96,8 @@ static void set_length(Generator *g)
     if (wanted < m->max_sequence_length)
         m->max_sequence_length = (int)wanted;
     else if (wanted > m->max_sequence_length)
-        warn("%s: a prompt and max_new_tokens %d are more than model.max_sequence_length %d, which "
-             "limits its continuation",
+        warn("%s: a prompt and max_new_tokens %d are more than model.max_sequence_length %d, where "
+             "the continuation ends",
              g->config.generate, g->config.max_new_tokens, m->max_sequence_length);
 }
 

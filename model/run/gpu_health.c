@@ -50,18 +50,18 @@ struct GpuHealth {
     double seconds;
     bool reads; /* this rank's device gives readings */
     pthread_t thread;
-    pthread_mutex_t mutex; /* of all up to `stop` */
+    pthread_mutex_t mutex; /* guards all members up to `stop` */
     pthread_cond_t wake;
     Window window;
     DeviceHealth now; /* the last reading, and its time */
     double at;
     bool stop;
-    double sum[NUM_SUMS], max[NUM_MAXIMA]; /* of this rank, at the last line */
+    double sum[NUM_SUMS], max[NUM_MAXIMA]; /* values of this rank at the last line */
     /* this rank's counter at the start, and at the last line */
     double first_energy, energy, energy_at;
     double named_errors; /* uncorrectable errors in the last message */
     unsigned named;
-    long tokens, step; /* at the last line, and its time */
+    long tokens, step; /* tokens and step at the last line; the time of this line */
     double time;
 };
 
@@ -220,7 +220,7 @@ static void write_line(Log *log, long step, const double *sum, const double *max
     set(o, "system/gpu_power_watts_max", max[MAX_POWER]);
     set(o, "system/gpu_power_limit_watts", sum[SUM_LIMIT] / n);
     set(o, "system/gpu_energy_joules", sum[SUM_ENERGY]);
-    /* of all ranks, or of none */
+    /* set if all ranks have readings */
     set(o, "system/tokens_per_joule", n == comm_size() ? rate / sum[SUM_POWER] : NAN);
     set(o, "system/gpu_temperature_celsius", sum[SUM_TEMPERATURE] / n);
     set(o, "system/gpu_temperature_celsius_max", max[MAX_TEMPERATURE]);

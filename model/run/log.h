@@ -15,8 +15,9 @@ typedef struct {
     double loss, zloss;
     double grad_norm, clip, lr; /* clip: factor of the gradient */
     double exposed_ms;          /* time that this rank's computation waited for communication */
-    bool finite;                /* gradient norm and, where there are labels, loss are */
-    bool spike, skipped;        /* skipped: no update was made */
+    /* whether the gradient norm and, if there are labels, the loss are finite */
+    bool finite;
+    bool spike, skipped; /* skipped: no update was made */
     SpikeScores scores;
 } StepStats;
 
@@ -49,7 +50,7 @@ void log_eval(Log *l, long step, const EvalResult *r);
 void log_downstream(Log *l, long step, const DownstreamResult *r);
 /* Whether an earlier process wrote the metrics of evaluator i at first_step. Only rank 0 knows. */
 bool log_evaluated(const Log *l, int i);
-bool log_sampled(const Log *l); /* the same for samples */
+bool log_sampled(const Log *l); /* whether an earlier process wrote the samples of first_step */
 void log_pause(Log *l);         /* the speed excludes the time from here to log_resume */
 void log_resume(Log *l);
 
@@ -57,7 +58,7 @@ void log_resume(Log *l);
  * "time" in seconds, and frees it. */
 struct json_t;
 void log_object(Log *l, struct json_t *object);
-/* null if it is not finite */
+/* writes null if the number is not finite */
 void log_set(struct json_t *object, const char *name, double value);
 
 void log_close(Log *l); /* prints first and last loss, and the plot */

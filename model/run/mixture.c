@@ -99,13 +99,12 @@ long mix_steps(const Config *c, const Loader *l, const char *key, double epochs)
     const double given = (double)loader_given(l), all = given + (double)loader_left(l),
                  batch = c->global_train_batch_size;
     if (epochs > 1)
-        die("%s: %gep: an epoch of data.mix ends where the first source has no repetition left, so "
-            "there is only one. Raise "
-            "max_repetition of the sources, and give 1ep, tokens or steps",
+        die("%s: %gep: data.mix has only one epoch: it ends when the first source reaches its "
+            "max_repetition. Raise max_repetition of the sources, and give 1ep, tokens or steps",
             key, epochs);
     if (epochs * all < batch)
-        die("%s is less than one step: data.mix has %.0f sequences until a source has no "
-            "repetition left, a step takes %.0f",
+        die("%s is less than one step: data.mix has %.0f sequences until a source reaches its "
+            "max_repetition, but a step needs %.0f",
             key, all, batch);
     return (long)fmax(floor((epochs * all - given) / batch + 1e-9), 0);
 }

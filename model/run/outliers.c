@@ -19,7 +19,7 @@ OutlierStats outliers_measure(const double *act, size_t rows, size_t F, double m
     const size_t ranks = (size_t)comm_group_size(channels), all_F = ranks * F;
     double *channel = xcalloc(F, sizeof *channel), *all = xmalloc(all_F * sizeof *all),
            *largest = xmalloc(ranks * sizeof *largest);
-    double sums[2] = { 0 }; /* of squares and of fourth powers */
+    double sums[2] = { 0 }; /* sums of squares and of fourth powers */
     for (size_t i = 0; i < rows * F; i++) {
         const double x2 = act[i] * act[i];
         channel[i % F] += x2;
@@ -51,8 +51,8 @@ void outliers_watch(bool *warned, long step, int block, double x, const Recipe *
         return;
     if (x > limit && !*warned)
         warn("step %ld, block %d: quant/act/%d/largest_channel is %.0f: SwiGLU's output has an "
-             "outlier. From %.0f on the other "
-             "channels of down_proj's FP8 input lose 1 %% of their values to its scale. %s",
+             "outlier. Above %.0f, the scale of down_proj's FP8 input is so large that the other "
+             "channels lose 1 %% of their values. %s",
              step, block, block, x, limit,
              r->down_scales == DOWN_CHANNEL || has_adapters
                  ? "--format.operand=bf16 --format.gradient=bf16 continues with BF16 GEMMs"

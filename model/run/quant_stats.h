@@ -10,7 +10,7 @@ typedef struct {
     size_t n;
 } Elements;
 
-/* of a device tensor, whole groups; waits */
+/* fetches whole groups of a device tensor; waits for the device */
 Elements elements_fetch(Tensor t, size_t first, size_t n);
 /* x in f as the CPU back end rounds it; FP8 in groups */
 Elements elements_round(const double *x, size_t n, Format f);

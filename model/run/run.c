@@ -68,7 +68,7 @@ static RunLength run_length(const Run *r, const char *key, const Duration *d)
         const double done =
             ((double)s->epoch + 1) * (double)epoch - (double)loader_steps(r->loader, s->instance);
         if (all < 1)
-            die("%s is less than one step: an epoch of these data has %llu, of %d sequences each",
+            die("%s is less than one step: an epoch of these data has %llu steps of %d sequences",
                 key, (unsigned long long)epoch, c->global_train_batch_size);
         n.steps = steps_later(r, key, fmax(all - done, 0));
     }
@@ -213,10 +213,10 @@ static void check_rate(const Run *r)
     const double at = was.scheduler.in_tokens ? s->tokens : s->step;
     const char *name = strrchr(c->load_folder, '/');
     if (was.scheduler.name == WSD && at > end - (double)was.scheduler.t_decay && rate > planned)
-        die("%s is in the decay of its run, from %.0f to %.0f %s, and the learning rate of step "
-            "%ld would rise from %.3g to %.3g. "
-            "--extend=%.*s with another save_folder continues that run from its last checkpoint "
-            "before the decay",
+        die("%s was saved in the decay of its run, which lasts from %.0f to %.0f %s. The learning "
+            "rate of step %ld would rise from %.3g to %.3g. To train longer, give --extend=%.*s "
+            "and another save_folder: that continues the run from its last checkpoint before the "
+            "decay",
             c->load_folder, end - (double)was.scheduler.t_decay, end,
             was.scheduler.in_tokens ? "tokens" : "steps", step, planned, rate,
             name ? (int)(name - c->load_folder) : 1, name ? c->load_folder : ".");
@@ -269,7 +269,7 @@ static void print_data(const Run *r)
     fflush(stdout);
 }
 
-/* From r->state's position, which is known before loading if nothing is loaded. */
+/* Counts from the position in r->state, which is known before loading if nothing is loaded. */
 static void check_mix(const Run *r)
 {
     if (r->config->data.num_mix > 0 && !run_is_over(r))

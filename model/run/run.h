@@ -15,18 +15,18 @@ typedef struct {
     Loader *loader;
     TrainState state;
     RunLength length; /* of max_duration */
-    long last_step;   /* of max_duration or stop_at, whichever comes first */
+    long last_step;   /* last step: max_duration or stop_at, whichever comes first */
     Log *log;
     char *validation; /* lines that describe the evaluators' data; malloc'ed */
     Samples *samples;
     Telemetry *telemetry;
     GpuHealth *health;
     long first_step;  /* steps done before this process began */
-    long saved_step;  /* of the last checkpoint; -1: none yet */
-    bool save_is_due; /* delayed by a step that was not finite */
+    long saved_step;  /* step of the last checkpoint; -1: none yet */
+    bool save_is_due; /* a save is due, but was delayed by a step that was not finite */
     /* no finite loss since saved_step: that save must not be published yet */
     bool unproven;
-    Batch batch;     /* of the last step */
+    Batch batch;     /* batch of the last step */
     uint8_t *begins; /* of pieces.h */
     bool diverged;   /* the last loss is far above that of an untrained model */
 } Run;

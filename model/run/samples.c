@@ -108,7 +108,7 @@ static bool pass(Samples *s, Model *m, ParamStore *store, int first, int count, 
     for (int i = first; i < first + count; i++) {
         if (s->over[i])
             continue;
-        /* of all tensor ranks */
+        /* rows are counted over all tensor ranks */
         const int last = s->length[i] - 1, row = (i - first) * own + last % own;
         const int owner =
             stages_head_rank(store) + last / own * row_parts(&m->text) + row / m->text.N;

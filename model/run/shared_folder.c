@@ -55,5 +55,5 @@ void shared_folder_check(const char *folder)
             "be on a file system that all hosts share, and writable for every rank",
             folder, other, host, first_host, found ? ": " : "", found ? strerror(found) : "");
     if (other >= 0)
-        comm_barrier(); /* until that rank ends all */
+        comm_barrier(); /* waits until that rank has ended all ranks */
 }

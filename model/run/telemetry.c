@@ -35,7 +35,7 @@
 enum { ROWS = 64, GROUPS = 64 };
 
 struct Telemetry {
-    /* this rank does: the first one and its tensor ranks, with stages those of each */
+    /* this rank measures: the first rank of each stage, and the ranks of its tensor group */
     bool measures;
     const Config *config;
     Model *model;
@@ -43,7 +43,7 @@ struct Telemetry {
     Log *log;
     json_t *line;   /* the line of this step; NULL: none */
     double *input;  /* (rows, C): input of the next block */
-    long step;      /* the one that is measured */
+    long step;      /* the step that is measured */
     bool *warned;   /* [blocks]: see outliers_watch */
     bool *measured; /* [units] in this step */
 };
@@ -161,7 +161,7 @@ static void measure_block(Telemetry *t, int l, const UnitTensors *w)
            *middle = a->mlp_res.data == a[1].attn_res.data ? NULL : first_rows(t, a->mlp_res);
     t->input = NULL;
     if (t->config->model.norm_after) {
-        const bool sums = t->model->text.tensor_ranks > 1; /* the branches are in one place */
+        const bool sums = t->model->text.tensor_ranks > 1; /* both branches share memory */
         activation(t, "x0", l, a->attn_x,
                    sums || a->attn_branch.data == a->mlp_branch.data
                        ? NULL
@@ -220,7 +220,8 @@ static double direction(const Next *x, double m, double v)
     return m / x->correction[0] / (sqrt(v / x->correction[1]) + x->eps);
 }
 
-/* Hyperparameters are floats, as in the kernel. */
+/* The next moments of n elements from `first` on. Hyperparameters are rounded to float, as in the
+ * kernel. */
 static Next next_moments(const Telemetry *t, const Shard *s, size_t first, size_t n,
                          double grad_scale)
 {
@@ -342,7 +343,7 @@ static void join_lines(Telemetry *t, const char *line, size_t size)
     }
 }
 
-/* What the ranks of all stages have measured comes to the first one. */
+/* Sends what the ranks of all stages have measured to the first stage. */
 static void gather_stages(Telemetry *t)
 {
     const size_t stages = (size_t)t->store->pipe.stages;
@@ -393,7 +394,7 @@ void telemetry_watch(Telemetry *t, long step)
 {
     if (!t)
         return;
-    json_decref(t->line); /* of a step that was skipped */
+    json_decref(t->line); /* line of a step that was skipped */
     t->line = NULL;
     t->model->observe = NULL;
     if (step % t->config->quant_stats_interval != 0)
@@ -420,7 +421,7 @@ void telemetry_write(Telemetry *t, double grad_scale)
     }
     if (store->pipe.stages > 1)
         gather_stages(t);
-    if (t->log) /* rank 0, which knows the blocks of all stages now */
+    if (t->log) /* rank 0, which now knows the blocks of all stages */
         outliers_watch_line(t->warned, t->step, t->config->model.n_layers, t->line,
                             &t->model->text.recipe, t->config->model.lora.rank > 0);
     log_object(t->log, t->line);

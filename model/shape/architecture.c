@@ -278,8 +278,8 @@ static _Noreturn void die_of_none(const ModelConfig *c, const char *where)
         free(differences);
     }
     fclose(f);
-    die("%sno Hugging Face architecture can compute this model, so it cannot be saved. Each would "
-        "need other settings:%s",
+    die("%sno Hugging Face architecture can compute this model, so it cannot be saved. Each class "
+        "would need other settings of the model:%s",
         where, text);
 }
 

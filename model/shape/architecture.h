@@ -17,7 +17,7 @@ typedef struct {
     double otherwise;
 } ClassKey;
 
-/* no block; all blocks or none, the same; any blocks */
+/* blocks with a sliding window: none; all or none; any blocks */
 typedef enum { NO_WINDOW, SAME_WINDOW, WINDOW_BY_LAYER } Windows;
 
 typedef struct Architecture {
@@ -78,11 +78,12 @@ typedef struct {
     char name[HF_NAME];
     int unit, param; /* index into UnitLayout.param */
     size_t first, rows, cols;
-    bool adapter; /* in an adapter's file, in PEFT's format */
+    bool adapter; /* stored in an adapter's file, in PEFT's format */
     /* trained with adapters and stored in their file, under the name that hf_adapter_name gives */
     bool with_adapter;
     bool vector; /* one-dimensional: (cols), rows = 1 */
-    /* one tensor here with the one before in the list: both are trained, or both are frozen */
+    /* here one parameter together with the previous tensor of the list: both are trained, or both
+     * are frozen */
     bool joined;
     /* > rows for the embedding and the head: a file may include the padding rows */
     size_t max_rows;

@@ -30,11 +30,11 @@ typedef struct {
         Tensor tensor[NUM_ACTS];
     };
     BLOCK_FLOATS(ACT_FLOATS)
-    Keep keep; /* which of these forward saves */
+    Keep keep; /* which tensors forward saves */
     /* memory that belongs to this block alone, one range of bytes. With offload.h: */
     size_t own_bytes;
     int slot;       /* the slot in which it is while it is on the device */
-    bool on_host;   /* whether it leaves for the host */
+    bool on_host;   /* whether it is copied to the host */
     size_t host_at; /* its offset in the host's memory */
     /* the model's, with this block's sliding window and rotary table */
     Attention attn;
@@ -203,7 +203,7 @@ typedef struct Model {
     int num_sets;
     Offload offload;
     ImageBuffers image;
-    ImageRows images; /* of the next batch: see model_use_images */
+    ImageRows images; /* images of the next batch: see model_use_images */
     Outgoing outgoing[NUM_NEIGHBOURS];
 
     /* the head */

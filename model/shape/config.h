@@ -109,7 +109,7 @@ typedef struct {
     int no_rope_interval;
     struct {
         RopeType type;
-        /* the latter two: llama3 */
+        /* low_freq_factor, high_freq_factor: llama3 */
         double factor, low_freq_factor, high_freq_factor;
         /* yarn; attention_factor 0: from factor */
         double beta_fast, beta_slow, attention_factor;
@@ -165,7 +165,7 @@ typedef struct {
 } DataSource;
 
 enum { MOST_DOUBLINGS = 16 }; /* of batch_size_warmup */
-/* of data.mix; bytes of a name with its final zero */
+/* maximum number of sources of data.mix; bytes of a source's name with its final zero */
 enum { MOST_SOURCES = 64, SOURCE_NAME = 64 };
 
 typedef struct {
@@ -257,7 +257,7 @@ typedef struct {
     uint64_t seed;
     bool dry_run;      /* print settings, memory plan and whether it fits, then stop */
     int ranks;         /* dry run: number of ranks to plan for; else 0 */
-    int gpus_per_host; /* dry run: ranks of a host */
+    int gpus_per_host; /* dry run: number of ranks per host */
     /* dry run: GB/s of each GPU to other hosts, 10^9 bytes; 0: unknown */
     double network;
     int mesh_auto;        /* dry run: 1: also name the fastest meshes */
@@ -265,16 +265,18 @@ typedef struct {
     bool eval_only;       /* evaluate, then stop: nothing is trained */
     /* without training: shared buffers keep a block's values until its observer ran (buffers.h) */
     bool observed;
-    char *generate;            /* a file of prompts to continue, then stop; NULL: none */
-    char *generate_features;   /* the folder of the images that these show; NULL: none */
-    int max_new_tokens;        /* of a continuation */
-    double temperature, top_p; /* of sampling (sampling.h) */
+    char *generate; /* a file of prompts to continue, then stop; NULL: none */
+    /* the folder with the features of images in these prompts; NULL: none */
+    char *generate_features;
+    int max_new_tokens;        /* maximum number of tokens of a continuation */
+    double temperature, top_p; /* settings of sampling (sampling.h) */
     /* model.eos_token_id is given: it ends a continuation, as do the folder's eos tokens */
     bool stops_at_eos;
 
     struct {
         TokenFiles files;
-        /* instead of the paths of `files`; their other settings apply to all sources */
+        /* sources instead of the paths of `files`; the other settings of `files` apply to all
+         * sources */
         DataSource *mix;
         int num_mix;
         LongDocuments long_documents;
@@ -308,7 +310,7 @@ typedef struct {
     int timeout_seconds;
 
     struct {
-        char *name; /* a row of optimizer.h */
+        char *name; /* a row of optimizer_table.h */
         double lr, beta1, beta2, eps, weight_decay;
         double projector_lr; /* 0: lr */
         bool decay_norm_and_bias, decay_embeddings;
@@ -321,7 +323,7 @@ typedef struct {
         ScheduleName name;
         bool in_tokens;         /* units: steps | tokens; t_* below are in them */
         long t_warmup, t_max;   /* t_max 0: max_duration */
-        double warmup_fraction; /* of t_max; 0: use t_warmup */
+        double warmup_fraction; /* fraction of t_max; 0: use t_warmup */
         long t_decay;           /* wsd: length of the final linear decay */
         double alpha_f;         /* final lr / lr */
         double warmup_min_lr;   /* lr at step 0; < 0: 0.1 lr, OLMo's default */
@@ -342,7 +344,7 @@ typedef struct {
     long save_interval;                /* steps; 0: none but the one at the end */
     long save_interval_unsharded;      /* permanent every K steps, never deleted; 0: none */
     long save_interval_ephemeral;      /* steps; replaced by the next one; 0: none */
-    long save_num_checkpoints_to_keep; /* of save_interval; -1: all */
+    long save_num_checkpoints_to_keep; /* number of checkpoints of save_interval; -1: all */
     /* a folder or file of a tokenizer for the checkpoints; NULL: that of load_path */
     char *tokenizer;
     /* a checkpoint or a Hugging Face folder; NULL: none */

@@ -39,7 +39,7 @@ static void step_adamw8bit(Tensor w, const Tensor *state, Tensor grad, const Ste
                                                               adamw_arguments(p), first);
 }
 
-/* The step of all that is not a matrix; muon.c has that of matrices. */
+/* The step of all parameters except matrices; muon_step.c has the step of matrices. */
 static void step_others(Tensor w, const Tensor *state, Tensor grad, const StepParams *p,
                         uint64_t first)
 {

@@ -35,8 +35,8 @@ typedef struct {
     double weight_decay; /* 0: this parameter does not decay */
     double grad_scale;   /* the gradient is multiplied by it: clipping */
     long update;         /* updates made, this one included: t of bias corrections */
-    uint64_t seed;       /* of stochastic rounding: a function of run and step */
-    RowParts parts;      /* of the elements that are stepped: see `step` */
+    uint64_t seed;       /* seed of stochastic rounding, different in each run and step */
+    RowParts parts;      /* positions of the elements that are updated: see `step` */
 } StepParams;
 
 typedef struct {

@@ -23,7 +23,7 @@ static size_t lowest_place(const OverlaidBuffer *s, const Buffer *placed, int co
         const OverlaidBuffer *p = &all[placed[i]];
         if (buffers_have(&s->meets, placed[i]) && p->at < at + s->bytes && at < p->at + p->bytes) {
             at = p->at + p->bytes;
-            i = -1; /* start over: others may overlap now */
+            i = -1; /* start over: other buffers may overlap now */
         }
     }
     return at;

@@ -49,6 +49,6 @@ typedef struct {
     BufferSet meets;
 } OverlaidBuffer;
 
-/* Places [NUM_BUFFERS] buffers so that those that meet do not overlap; returns the bytes of all.
- * least: a lower bound of these. */
+/* Places [NUM_BUFFERS] buffers so that buffers that are live together do not overlap. Returns the
+ * bytes that they take in all. least: a lower bound of this number. */
 size_t overlay_place(OverlaidBuffer *s, size_t least);

@@ -22,7 +22,7 @@ static int linear_parts(int rows[MAX_PARTS], const ModelConfig *c, Linear linear
     return count;
 }
 
-/* Whether the i-th of these has an adapter. */
+/* Whether the i-th module of `linear` has an adapter. */
 static bool is_targeted(const ModelConfig *c, Linear linear, int i)
 {
     static const LoraModule first_module[NUM_LINEARS] = { LORA_Q, LORA_O, LORA_GATE, LORA_DOWN };
@@ -319,7 +319,8 @@ bool param_comes_first(const UnitLayout *u, const Param *p)
     return u->tensor_ranks > 1 ? p->tensor_ranks > 1 : !u->matrices_first || p->is_operand;
 }
 
-/* Gives the parameters that come first, or the others, their places after those that have one. */
+/* Places the parameters that come first, or the remaining ones, behind the parameters that already
+ * have a place. */
 static void place_params(UnitLayout *u, bool first)
 {
     for (int i = 0; i < u->num_params; i++) {

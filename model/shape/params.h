@@ -22,13 +22,14 @@ typedef struct {
     int tensor;
 } Part;
 
-/* A parameter, or an item of one that has several, and its position in its unit. Items follow each
- * other, and all that treats parameters one by one treats items so. */
+/* A parameter, or one item of a parameter with several items, and its position in the unit. The
+ * items of a parameter are consecutive. Code that works on single parameters works on single
+ * items. */
 typedef struct {
     const char *name; /* field of UnitTensors: "qkv" */
     int id;           /* index into UnitTensors.tensor */
-    int item, items;  /* its number, and their number: 0 and 1 without a count */
-    int rows, cols;   /* of the item */
+    int item, items;  /* index of the item, and number of items; 0 and 1 if the parameter has one */
+    int rows, cols;   /* shape of the item */
     Split split;
     int num_parts;
     Part part[MAX_PARTS]; /* from top to bottom; padding follows */
@@ -38,7 +39,7 @@ typedef struct {
     /* the offset in the region's gathered, computing format; a multiple of PARAM_ALIGN */
     size_t gathered_at;
     size_t number;          /* the offset in the unit, whatever is frozen: seeds random numbers */
-    size_t quantized_scale; /* of region QUANTIZED: its place in ParamStore.quantized_scales */
+    size_t quantized_scale; /* region QUANTIZED: index into ParamStore.quantized_scales */
     bool is_norm, is_embedding;
     /* a norm's weights or a bias: no weight decay, one-dimensional in files */
     bool is_vector;
@@ -46,9 +47,10 @@ typedef struct {
     Linear linear;         /* the layer of a block's matrix or adapter */
     /* a block's matrix: an operand in the recipe's format; the others are in the stream's */
     bool is_operand;
-    bool has_padding; /* its rows from vocab_size on are padding and stay 0 */
+    bool has_padding; /* rows from vocab_size on are padding and stay 0 */
     float init_std;   /* 0: starts as ones (norms) or zeros (biases, B of adapters) */
-    /* cut by `split` among that many ranks, rows, cols and parts are this one's; 1: whole */
+    /* number of tensor ranks that share the parameter by `split`; rows, cols and part describe this
+     * rank's slice. 1: whole */
     int tensor_ranks, tensor_rank;
 } Param;
 /* elements: whole optimizer groups of 128 or 256, 256-byte aligned in any format. Scales of FP8
@@ -71,17 +73,17 @@ typedef struct {
     int number; /* unit_number */
     int num_params;
     Param *param; /* [num_params] */
-    /* of the regions with padding: multiples of PARAM_ALIGN * W, for NF4 of groups * W */
+    /* sizes of the regions with padding: multiples of PARAM_ALIGN * W; for NF4, of groups * W */
     size_t numel[NUM_REGIONS];
-    /* the same in the computing format, without the padding for W */
+    /* sizes in the computing format, without the padding for W */
     size_t computing[NUM_REGIONS];
     size_t first;        /* index of its first element in the model */
     bool matrices_first; /* in the region TRAINED the matrices of layers come first ... */
     size_t matrices;     /* ... elements 0 .. matrices - 1; else 0 */
     /* tensor ranks that compute the unit together; 1: each computes all of it */
     int tensor_ranks;
-    /* of TRAINED: number of elements of parameters that are cut among tensor ranks; they come
-     * first. All tensor ranks have copies of the others */
+    /* region TRAINED: number of elements of the parameters that tensor ranks share. They come
+     * first; every tensor rank has a copy of the rest */
     size_t cut;
     const ModelConfig *config;
 } UnitLayout;
@@ -98,8 +100,8 @@ Param param_stack(const Param *p);
 /* An item's rows of the tensor of all: its codes, transposed ones too, and its scale. */
 Tensor param_tensor(const UnitTensors *t, const Param *p);
 
-/* Whether the parameter lies in front of those that do not: matrices under Muon; what is cut among
- * tensor ranks. */
+/* Whether the parameter is stored before the other parameters of the region: matrices with Muon;
+ * with tensor ranks, parameters that they share. */
 bool param_comes_first(const UnitLayout *u, const Param *p);
 
 /* Lays the regions out again after changes of Param.region. */

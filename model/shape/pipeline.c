@@ -56,7 +56,7 @@ int pipeline_in_flight(const Pipeline *p, int chunk)
     return most;
 }
 
-/* Its number among all chunks. */
+/* The number of the chunk among the chunks of all stages. */
 static int number(const Pipeline *p, int chunk)
 {
     return chunk * p->stages + p->stage;

@@ -23,7 +23,7 @@
 typedef struct {
     int stages, stage, chunks;
     PipelineSchedule schedule;
-    int micro_batches; /* of a step, on each stage */
+    int micro_batches; /* number of micro-batches of a step, on each stage */
 } Pipeline;
 
 /* One pass of a micro-batch through a chunk. */

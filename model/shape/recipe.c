@@ -20,7 +20,8 @@
 #define PLAIN_ { E4M3, 128, false }
 #define MOMENT { E4M3, 128, true }
 
-/* Of each recipe: what forward saves for backward; GEMMs; weights, their gradients and moments. */
+/* Columns of each recipe: what forward saves for backward; operands of GEMMs; weights, their
+ * gradients and moments. */
 // clang-format off
 const Recipe recipes[] = {
     { .name = "f32",       .stream = F32_,  .saved = F32_,   .qkv = F32_,   .att = F32_,  .hidden = F32_,   .keep = KEEP_ALL,

@@ -8,7 +8,7 @@ typedef enum {
     KEEP_ALL, /* every tensor that backward reads */
     /* norm outputs and silu(gate)*up are recomputed from norm inputs, gate and up */
     KEEP_INPUTS,
-    /* each block's input and attention's output: backward reruns the block without attention */
+    /* each block's input and attention's output: backward recomputes the rest of the block */
     KEEP_ATTENTION,
     /* only each block's input: backward reruns the block's forward (gradient checkpointing) */
     KEEP_BLOCK
@@ -32,8 +32,8 @@ typedef enum {
 
 /* How the FP8 input of `down`, SwiGLU's output, is scaled. */
 typedef enum {
-    DOWN_TENSOR, /* by one scale */
-    /* by one scale, and a factor for each column with outliers: swiglu_forward in kernels.h */
+    DOWN_TENSOR, /* with one scale */
+    /* with one scale, and a factor for each column with outliers: swiglu_forward in kernels.h */
     DOWN_CHANNEL
 } DownScales;
 
@@ -73,5 +73,5 @@ bool recipe_recomputes(const Recipe *r);
  * operands. Forward then gives the same results as in training. */
 Format recipe_forward_weights(const Recipe *r);
 bool recipe_is_changed(const Recipe *r); /* differs from the row of its name */
-/* on stdout; without the moments, which not every optimizer reads */
+/* prints the recipe on stdout, without the moments, which not every optimizer reads */
 void recipe_print(const Recipe *r);

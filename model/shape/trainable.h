@@ -4,8 +4,9 @@
 #pragma once
 #include "model/shape/architecture.h"
 
-/* All units with each parameter in its region; the caller frees them: units_free. trainable_split must have
- * found nothing. tensor: the model's (hf_tensors_of). The caller lays them out: unit_lay_out. */
+/* All units with each parameter in its region; the caller frees them: units_free. trainable_split
+ * must have found nothing. tensor: the model's (hf_tensors_of). Afterwards the caller calls
+ * unit_lay_out. */
 UnitLayout *trainable_shapes(const Config *c, const HfTensor *tensor, int count);
 
 /* Our parameter may be several tensors in files. If one has both trained and frozen tensors: "a is

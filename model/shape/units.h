@@ -102,8 +102,8 @@ typedef struct {
     Split split;
     Init init;
     Condition condition;
-    Linear linear;                      /* of the matrix, the bias or the adapter */
-    int (*count)(const ModelConfig *c); /* of items; NULL: one */
+    Linear linear;                      /* the layer of the matrix, the bias or the adapter */
+    int (*count)(const ModelConfig *c); /* number of items; NULL: one */
 } ParamRow;
 
 struct Model;
@@ -116,8 +116,9 @@ typedef struct {
 } BackwardStep;
 
 typedef struct UnitKind {
-    const char *name; /* in messages and traces */
-    /* how many a model has, one after the other; NULL: the layers that other kinds leave */
+    const char *name; /* name in messages and traces */
+    /* number of consecutive units of this kind in a model; NULL: all layers that belong to no other
+     * kind */
     int (*count)(const ModelConfig *c);
     /* its matrices are operands of the recipe; these units take turns in two buffers for weights,
      * and the activations that they save can leave for the host */
@@ -135,9 +136,9 @@ typedef struct UnitKind {
     /* From the stream in unit_acts[u].attn_res to unit_acts[u + 1].attn_res. */
     void (*forward)(struct Model *m, const UnitTensors *w, int u);
 
-    /* backward_uses: for which uses backward needs the unit's weights; NULL: for none. backward:
-     * m->text.work.dres, the gradient of what the unit wrote, becomes that of what it read, unless
-     * step.needs_dx is false. */
+    /* backward_uses: the uses for which backward needs the unit's weights; NULL: none. backward:
+     * replaces, in m->text.work.dres, the gradient of the unit's output by the gradient of its
+     * input, unless step.needs_dx is false. */
     int (*backward_uses)(const struct Model *m, int u);
     void (*backward)(struct Model *m, const UnitTensors *w, UnitTensors *dw, int u,
                      BackwardStep step);
@@ -157,7 +158,7 @@ static inline bool unit_writes_stream(const UnitKind *k)
 /* The last unit is the head, which has no `forward` and no `backward`: logits exist only between
  * the two, so it makes them at once (head.h). */
 const UnitKind *unit_kind(const ModelConfig *c, int unit);
-/* the unit's number among those of its kind; of a layer, among all layers */
+/* the unit's number among the units of its kind; a layer's number among all layers */
 int unit_number(const ModelConfig *c, int unit);
 /* all units of the model */
 int unit_count(const ModelConfig *c);

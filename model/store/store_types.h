@@ -147,7 +147,7 @@ typedef struct {
 
     /* how they are stored */
     Recipe recipe;
-    const Optimizer *optimizer; /* the shards have its states */
+    const Optimizer *optimizer; /* the optimizer whose states the shards hold */
     StateCounts counts;         /* counts of these states */
     BaseFormat base_format;     /* how the region QUANTIZED is stored */
     bool plain_nf4;             /* NF4 is stored without double quantization (params.h) */
