@@ -33,7 +33,7 @@
 #include "model/run/log.h"
 #include "model/predict/memory.h"
 #include "model/evaluate/open_data.h"
-#include "model/run/pieces.h"
+#include "model/run/length_warmup.h"
 #include "model/run/run.h"
 #include "model/update/schedule.h"
 #include "model/shape/units.h"
@@ -49,10 +49,10 @@ static _Noreturn void end_before_training(int number)
 {
     char text[256] = "error: SIG", operation[OPERATION_NAME];
     watchdog_operation(operation);
-    const char *const parts[] = { sigabbrev_np(number), " while ", operation,
-                                  ", before the first step: ended, nothing to save\n" };
-    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
-        strcat(text, parts[i]);
+    const char *const word[] = { sigabbrev_np(number), " while ", operation,
+                                 ", before the first step: ended, nothing to save\n" };
+    for (size_t i = 0; i < sizeof word / sizeof word[0]; i++)
+        strcat(text, word[i]);
     watchdog_end(text, 128 + number);
 }
 
@@ -122,7 +122,7 @@ static bool next_batch(Run *r, double *labels, bool may_stop, bool *stop, bool *
 static Losses forward_backward(Run *r, const Batch *b, double labels)
 {
     const Config *c = r->config;
-    const uint8_t *begins = pieces_begins(r, b);
+    const uint8_t *begins = length_warmup_begins(r, b);
     fsdp_empty_grads(&r->store);
     model_zero_losses(&r->model);
     watchdog_mark("forward and backward", -1);
@@ -432,10 +432,10 @@ static void train_or_evaluate(const Config *c)
 }
 
 static const ModelConfig *trained_model;
-_Static_assert((int)UNIT_NAME == (int)PART_NAME, "the watchdog's parts are units");
+_Static_assert((int)UNIT_NAME == (int)WATCHDOG_UNIT_NAME, "the watchdog names units");
 
 /* For messages of the watchdog. */
-static void name_unit(int unit, char text[PART_NAME])
+static void name_unit(int unit, char text[WATCHDOG_UNIT_NAME])
 {
     unit_name(trained_model, unit, text);
 }

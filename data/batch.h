@@ -1,6 +1,6 @@
 /* This rank's part of a training step. */
 #pragma once
-#include "data/mix.h"
+#include "data/mixture.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -19,7 +19,7 @@ typedef struct {
     uint32_t *index;
     uint8_t *source; /* (sequences): source of the mixture; 0 without a mixture */
     /* sequences of each source of the mixture in this step, over all ranks */
-    uint32_t share[MIX_MOST];
+    uint32_t share[MIXTURE_MOST];
     long labels; /* targets >= 0 of this rank */
 } Batch;
 

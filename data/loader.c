@@ -175,7 +175,8 @@ static bool fill_positions(Loader *l, Entry *entry, const LoaderState *s, uint64
 
 /* The same with a mixture. All ranks walk through all positions, but each rank loads the orders and
  * instances of its own positions only. */
-static bool fill_mixed(Loader *l, Entry *entry, SourcePosition position[MIX_MOST], uint64_t count)
+static bool fill_mixed(Loader *l, Entry *entry, SourcePosition position[MIXTURE_MOST],
+                       uint64_t count)
 {
     Batch *b = &entry->batch;
     memset(b->share, 0, sizeof b->share);

@@ -3,14 +3,14 @@
 #include "data/batch.h"
 #include "data/doubling.h"
 #include "data/hash.h"
-#include "data/mix.h"
+#include "data/mixture.h"
 #include "data/spec.h"
 
 /* instance: the next instance of the epoch, over all ranks. With a mixture only `source` is used;
  * its entries beyond the sources of the mixture do not change. */
 typedef struct {
     uint64_t epoch, instance;
-    SourcePosition source[MIX_MOST];
+    SourcePosition source[MIXTURE_MOST];
 } LoaderState;
 
 typedef struct Loader Loader;

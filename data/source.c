@@ -86,7 +86,7 @@ DataHashes source_content(const Source *s)
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-static Source open_mixed(const DataSpec *spec, const MixSource *of)
+static Source open_mixed(const DataSpec *spec, const MixtureSource *of)
 {
     DataSpec own = *spec;
     own.key = xasprintf("data.mix: source '%s'", of->name);
@@ -122,10 +122,11 @@ Sources sources_open(const DataSpec *spec, int batch)
         s.source[0].size = s.source[0].instances.count;
         return s;
     }
-    CHECK(s.count > 0 && s.count <= MIX_MOST && spec->shuffle, "a mixture of %d sources", s.count);
+    CHECK(s.count > 0 && s.count <= MIXTURE_MOST && spec->shuffle, "a mixture of %d sources",
+          s.count);
     for (int i = 0; i < s.count; i++) {
         s.source[i] = open_mixed(spec, &spec->mix[i]);
-        mix_add(&s.mix, spec->mix[i].name, spec->mix[i].ratio, spec->seed);
+        mixture_add(&s.mix, spec->mix[i].name, spec->mix[i].ratio, spec->seed);
     }
     return s;
 }
@@ -171,8 +172,8 @@ uint64_t sources_instances(const Sources *s)
 /* ---- a mixture ------------------------------------------------------------------------------- */
 
 /* taken[i] = instances that the mixture took of each source. */
-static void count_taken(uint64_t taken[MIX_MOST], const Sources *s,
-                        const SourcePosition position[MIX_MOST])
+static void count_taken(uint64_t taken[MIXTURE_MOST], const Sources *s,
+                        const SourcePosition position[MIXTURE_MOST])
 {
     for (int i = 0; i < s->count; i++)
         taken[i] = position[i].mixed;
@@ -188,12 +189,12 @@ static uint64_t source_left(const Source *s, const SourcePosition *position)
     return used < s->most ? s->most - used : 0;
 }
 
-int sources_next(const Sources *s, SourcePosition position[MIX_MOST], SourcePosition *from,
+int sources_next(const Sources *s, SourcePosition position[MIXTURE_MOST], SourcePosition *from,
                  char *problem, size_t size)
 {
-    uint64_t taken[MIX_MOST];
+    uint64_t taken[MIXTURE_MOST];
     count_taken(taken, s, position);
-    const int i = mix_next(&s->mix, taken);
+    const int i = mixture_next(&s->mix, taken);
     SourcePosition *p = &position[i];
     if (source_left(&s->source[i], p) == 0) {
         snprintf(problem, size,
@@ -210,19 +211,19 @@ int sources_next(const Sources *s, SourcePosition position[MIX_MOST], SourcePosi
     return i;
 }
 
-uint64_t sources_left(const Sources *s, const SourcePosition position[MIX_MOST])
+uint64_t sources_left(const Sources *s, const SourcePosition position[MIXTURE_MOST])
 {
-    uint64_t taken[MIX_MOST], left = UINT64_MAX;
+    uint64_t taken[MIXTURE_MOST], left = UINT64_MAX;
     count_taken(taken, s, position);
     for (int i = 0; i < s->count; i++) {
         const uint64_t lasts =
-            mix_lasts(&s->mix, taken, i, source_left(&s->source[i], &position[i]));
+            mixture_lasts(&s->mix, taken, i, source_left(&s->source[i], &position[i]));
         left = lasts < left ? lasts : left;
     }
     return left;
 }
 
-uint64_t sources_given(const Sources *s, const SourcePosition position[MIX_MOST])
+uint64_t sources_given(const Sources *s, const SourcePosition position[MIXTURE_MOST])
 {
     uint64_t n = 0;
     for (int i = 0; i < s->count; i++)
@@ -239,15 +240,16 @@ static double repetitions(const Source *s, const SourcePosition *position, uint6
     return ceil(used / (double)s->size * 100) / 100;
 }
 
-char *sources_lack(const Sources *s, const SourcePosition position[MIX_MOST], uint64_t instances)
+char *sources_lack(const Sources *s, const SourcePosition position[MIXTURE_MOST],
+                   uint64_t instances)
 {
-    uint64_t taken[MIX_MOST];
+    uint64_t taken[MIXTURE_MOST];
     count_taken(taken, s, position);
     for (int i = 0; i < s->count; i++) {
         const Source *one = &s->source[i];
         const unsigned long long T = (unsigned long long)one->instances.spec.sequence_length,
                                  left = source_left(one, &position[i]);
-        const unsigned long long needs = mix_needs(&s->mix, taken, i, instances);
+        const unsigned long long needs = mixture_needs(&s->mix, taken, i, instances);
         if (needs > left)
             return xasprintf("%s: %llu tokens are missing: the run takes %llu of it (%.4g %% of "
                              "%llu), and it has %llu left (%llu "

@@ -3,7 +3,7 @@
 #pragma once
 #include "data/hash.h"
 #include "data/instances.h"
-#include "data/mix.h"
+#include "data/mixture.h"
 
 typedef struct {
     Instances instances;
@@ -24,7 +24,7 @@ typedef struct {
     Source *source;
     int count;
     bool mixed; /* by `mix` */
-    Mix mix;
+    Mixture mix;
 } Sources;
 
 /* Opens and checks all files; dies as instances_open, and if a source of a mixture has no
@@ -49,14 +49,15 @@ bool sources_images_f32(const Sources *s);
 
 /* Takes the next instance of a mixture: advances the position *from and returns the number of its
  * source. -1: that source has reached its max_repetition, as `problem` then says. */
-int sources_next(const Sources *s, SourcePosition position[MIX_MOST], SourcePosition *from,
+int sources_next(const Sources *s, SourcePosition position[MIXTURE_MOST], SourcePosition *from,
                  char *problem, size_t size);
 
 /* Instances that the mixture has from these positions on, until a source has no repetition left;
  * those that it has given. */
-uint64_t sources_left(const Sources *s, const SourcePosition position[MIX_MOST]);
-uint64_t sources_given(const Sources *s, const SourcePosition position[MIX_MOST]);
+uint64_t sources_left(const Sources *s, const SourcePosition position[MIXTURE_MOST]);
+uint64_t sources_given(const Sources *s, const SourcePosition position[MIXTURE_MOST]);
 
 /* The error text if the sources lack instances for this many more: what is missing, and what helps;
  * NULL: nothing. malloc'ed. */
-char *sources_lack(const Sources *s, const SourcePosition position[MIX_MOST], uint64_t instances);
+char *sources_lack(const Sources *s, const SourcePosition position[MIXTURE_MOST],
+                   uint64_t instances);

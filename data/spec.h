@@ -18,7 +18,7 @@ typedef struct {
     double max_repetition; /* maximum of how often an instance is used, on average */
     /* number of its tokens that are used, the same in each repetition; 0: all */
     long tokens;
-} MixSource;
+} MixtureSource;
 
 typedef struct {
     /* the configuration's name of `paths`, for messages; NULL: data.paths */
@@ -35,7 +35,7 @@ typedef struct {
     uint64_t image_tower;       /* hash of the vision tower of the folder image_model; 0: unknown */
     const char *image_model;
     /* sources, instead of paths, masks and images; they are shuffled. NULL: no mixture */
-    const MixSource *mix;
+    const MixtureSource *mix;
     int num_mix;
     int itemsize;        /* bytes of a token in headerless files: 2 or 4 (memmap_dtype) */
     int sequence_length; /* T */

@@ -293,8 +293,8 @@ bool check_rope(const char *op, Tensor qkv, Tensor qnorm, Tensor knorm, const vo
 
 int check_lora_matrix(const char *op, LoraMatrix m, Tensor wide, Tensor xa)
 {
-    const int P = m.num_parts, r = m.is_b ? m.w.cols : m.w.rows;
-    CHECK(P >= 1 && P <= (m.is_b ? LORA_PARTS : 1), "%s: %s of %d parts", op,
+    const int P = m.num_projections, r = m.is_b ? m.w.cols : m.w.rows;
+    CHECK(P >= 1 && P <= (m.is_b ? LORA_PROJECTIONS : 1), "%s: %s of %d parts", op,
           m.is_b ? "a B" : "an A", P);
     CHECK(r >= 1, "%s: rank %d", op, r);
     check_tensor(op, "xa", xa, wide.rows, P * r);
@@ -309,7 +309,7 @@ int check_lora_matrix(const char *op, LoraMatrix m, Tensor wide, Tensor xa)
     }
     int rows = 0, end = 0;
     for (int i = 0; i < P; i++) {
-        const int first = m.part[i].first, width = m.part[i].width;
+        const int first = m.projection[i].first, width = m.projection[i].width;
         CHECK(first >= end && width >= 1 && width <= wide.cols - first,
               "%s: part %d has columns from %d on, %d of them; expected "
               "to begin at %d or later, of %d",

@@ -78,7 +78,7 @@ bool check_rope(const char *op, Tensor qkv, Tensor qnorm, Tensor knorm, const vo
                 Attention a);
 
 /* The arguments of operations with adapters: m maps between `wide` (x or y) and `xa`, which both
- * exist. Returns the rank r of a part. */
+ * exist. Returns the rank r of a projection. */
 int check_lora_matrix(const char *op, LoraMatrix m, Tensor wide, Tensor xa);
 
 /* The arguments of lora_narrow, lora_widen and lora_dw. They return r too. */

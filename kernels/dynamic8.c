@@ -25,10 +25,10 @@ static void fill_map(float *map, bool is_signed)
     int rank = 0;
     map[zero] = 0;
     for (int i = 0; i < DECADES; i++) {
-        const int parts = is_signed ? 1 << i : 2 << i;
-        for (int j = 0; j < parts; j++) {
+        const int intervals = is_signed ? 1 << i : 2 << i;
+        for (int j = 0; j < intervals; j++) {
             const float middle =
-                (divide_decade(j, parts + 1) + divide_decade(j + 1, parts + 1)) / 2;
+                (divide_decade(j, intervals + 1) + divide_decade(j + 1, intervals + 1)) / 2;
             map[zero + ++rank] = (float)decade[i] * middle;
             if (is_signed)
                 map[zero - rank] = -map[zero + rank];

@@ -151,17 +151,17 @@ void fold_channels(Tensor y, Tensor w, const float *channel);
 /* ---- adapters -------------------------------------------------------------------------------- */
 
 /* An adapter matrix between a wide tensor (N,C) and a low-rank one (N, P*r). A (P*r, C): every row
- * applies to all columns. B: the rows (r) of P parts, one after the other. Part i has `width` rows;
- * it maps columns i*r .. i*r + r-1 of xa to columns first .. first + width - 1 of the wide one. So
- * one call serves q, k and v, or two of them. F32 or BF16. */
-enum { LORA_PARTS = 3 };
+ * applies to all columns. B: the rows (r) of P projections, one after the other. Projection i has
+ * `width` rows; it maps columns i*r .. i*r + r-1 of xa to columns first .. first + width - 1 of the
+ * wide one. So one call serves q, k and v, or two of them. F32 or BF16. */
+enum { LORA_PROJECTIONS = 3 };
 typedef struct {
     Tensor w;
     bool is_b;
-    int num_parts; /* P, the number of parts; 1 for A, whose P*r rows are one part */
+    int num_projections; /* P; 1 for A, whose P*r rows are one projection */
     struct {
         int first, width;
-    } part[LORA_PARTS]; /* the parts of B; unused for A */
+    } projection[LORA_PROJECTIONS]; /* of B; unused for A */
 } LoraMatrix;
 
 /* Let w(c,j) be the element of m for column c of the wide tensor and column j of xa, 0 if there is
@@ -170,8 +170,8 @@ typedef struct {
  *   lora_widen   y    = xa wT [+ add]      y[n,c]    = sum over j of xa[n,j] w(c,j) [+ add[n,c]]
  *   lora_dw      dm  += xaT x              dw(c,j)  += sum over n of xa[n,j] x[n,c]     (no tensor dm.w: nothing)
  * x (N,C) in F32, BF16, or E4M3 or E5M2 with one scale, without data_t; xa, y, add in F32 or
- * BF16; y may be add. Columns of x outside m's parts are not read, those of y become add or 0.
- * Sums are in F32, always in the same order. */
+ * BF16; y may be add. Columns of x outside m's projections are not read, those of y become add or
+ * 0. Sums are in F32, always in the same order. */
 void lora_narrow(Tensor xa, Tensor x, LoraMatrix m, float scale);
 void lora_widen(Tensor y, Tensor xa, LoraMatrix m, Tensor add);
 void lora_dw(LoraMatrix dm, Tensor xa, Tensor x);
@@ -334,7 +334,7 @@ void average_weights(Tensor mean, Tensor w, float share);
 typedef struct {
     unsigned width, start;
     uint64_t skip;
-} RowParts;
+} Numbering;
 
 typedef struct {
     float lr, beta1, beta2, eps, weight_decay;
@@ -342,14 +342,14 @@ typedef struct {
     float grad_scale;               /* the gradient is multiplied by it: clipping */
     /* seed of stochastic rounding; different in each run and step */
     uint64_t seed;
-    RowParts parts; /* positions of these elements, for stochastic rounding */
+    Numbering numbering; /* positions of these elements, for stochastic rounding */
 } AdamW;
 
 /* g = grad_scale grad; m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2;
  * w -= lr (m / c1 / (sqrt(v / c2) + eps) + weight_decay w).  [Loshchilov & Hutter 2019, alg. 2]
  * All (1,n): consecutive elements of a flat unit; the first has number `first` in the model. A BF16
  * w is rounded stochastically, with random bits that depend only on (seed, the element's number),
- * which is first + i unless `parts` says otherwise. */
+ * which is first + i unless `numbering` says otherwise. */
 void adamw(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first);
 
 /* AdamW with 8-bit moments, m of dynamic8/256 and v of udynamic8/256, as bitsandbytes' CUDA kernel

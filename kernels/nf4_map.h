@@ -38,7 +38,7 @@ typedef struct {
 typedef struct {
     const Nf4Group *group;      /* device memory, 16-byte aligned; NULL: ... */
     const Nf4PlainGroup *plain; /* ... these are used */
-    int num_parts, rows[3];
+    int num_tensors, rows[3];
 } Nf4;
 
 static inline size_t nf4_group_bytes(bool plain)
@@ -86,7 +86,7 @@ HOST_DEVICE static inline uint8_t nf4_nearest(const float *map, float x)
 /* Number of blocks in a group of the matrix x (.., cols), a partial one included. */
 HOST_DEVICE static inline int nf4_blocks(Nf4 x, int cols, size_t group)
 {
-    for (int i = 0; i < x.num_parts; i++) {
+    for (int i = 0; i < x.num_tensors; i++) {
         const size_t numel = (size_t)x.rows[i] * (size_t)cols,
                      groups = (numel + NF4_GROUP - 1) / NF4_GROUP;
         if (group < groups) {

@@ -41,7 +41,7 @@ static Tensor cached(Tensor t, int first, int rows)
 static size_t groups_of(Nf4 x, int cols)
 {
     size_t count = 0;
-    for (int i = 0; i < x.num_parts; i++)
+    for (int i = 0; i < x.num_tensors; i++)
         count += nf4_groups((size_t)x.rows[i], (size_t)cols);
     return count;
 }

@@ -109,7 +109,7 @@ static void unmark(void *recorder, DeviceMark *mark)
     free(mark);
 }
 
-static void use_part(void *recorder, const char *name, int unit)
+static void use_unit(void *recorder, const char *name, int unit)
 {
     (void)recorder, (void)name, (void)unit;
 }
@@ -243,7 +243,7 @@ static void follow(const Record *r, Model *m, Wanted *wanted)
 
 void lifetimes_record(Model *m, ParamStore *store)
 {
-    static const WatchedQueues queues = { use_queue, mark, wait_for, unmark, use_part };
+    static const WatchedQueues queues = { use_queue, mark, wait_for, unmark, use_unit };
     Record r = { .model = m };
     Wanted wanted[NUM_BUFFERS] = { 0 };
     const Watch watch = { .begin = record, .watcher = &r, .queues = &queues },
@@ -252,7 +252,7 @@ void lifetimes_record(Model *m, ParamStore *store)
     m->observer = &r;
     context_divide_for_plan(&m->text);
     run(m, store);
-    tensor_unmark(&m->text);
+    tp_unmark(&m->text);
     context_divide(&m->text);
     m->observe = NULL;
     operations_watch(before);

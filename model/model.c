@@ -71,7 +71,7 @@ static void stream_free(Stream *s)
 {
     free(s->host_doc_start);
     free(s->host_part);
-    tensor_close(s);
+    tp_close(s);
     context_free(s);
 }
 

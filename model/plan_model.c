@@ -49,8 +49,8 @@ static void plan_caches(Arena *arena, Model *m, const ParamStore *store)
     for (int l = 0; l < m->text.L; l++)
         if (store_holds(store, unit_of_layer(m->text.config, l)))
             m->acts[l].cache =
-                (KvCache){ .k = tensor_alloc(arena, m->text.recipe.stream, m->text.P, width),
-                           .v = tensor_alloc(arena, m->text.recipe.stream, m->text.P, width) };
+                (KvCache){ .k = tensor_alloc(arena, m->text.recipe.residual, m->text.P, width),
+                           .v = tensor_alloc(arena, m->text.recipe.residual, m->text.P, width) };
 }
 
 static bool trains_matrices(const ParamStore *store)
@@ -70,12 +70,12 @@ static void plan_all(Arena *arena, Model *m, ParamStore *store, const Config *c,
     m->text.trains_matrices = trains_matrices(store);
     m->has_head = store_holds(store, store->num_units - 1);
     b->units = arena->used;
-    m->offload.pieces = m->text.forward_only ? 0 : offload_pieces(m, store);
-    m->offload.slots = p.slots > 0 && p.slots < m->offload.pieces ? p.slots : m->offload.pieces;
-    store->update_part_bytes = store_update_part_bytes(store);
-    const size_t parts = UPDATE_BUFFERS * store->update_part_bytes, matrices = muon_bytes(store, c),
-                 tied = stages_tied_bytes(store);
-    const size_t update = parts > matrices ? parts : matrices,
+    m->offload.saves = m->text.forward_only ? 0 : offload_saves(m, store);
+    m->offload.slots = p.slots > 0 && p.slots < m->offload.saves ? p.slots : m->offload.saves;
+    store->update_bucket_bytes = store_update_bucket_bytes(store);
+    const size_t buckets = UPDATE_BUFFERS * store->update_bucket_bytes,
+                 matrices = muon_bytes(store, c), tied = stages_tied_bytes(store);
+    const size_t update = buckets > matrices ? buckets : matrices,
                  staging = update > tied ? update : tied;
     store->staging_bytes = m->shared_bytes > staging ? m->shared_bytes : staging;
     store->staging = m->shared_memory = arena_alloc(arena, store->staging_bytes);
@@ -133,7 +133,7 @@ static void open_stream(Stream *s, const ModelConfig *mc, const Config *c, int T
                    .tensor_rank = tensor_rank };
     s->context_rank = comm_group_rank(RANKS_CONTEXT) % s->context; /* a dry run has no mesh */
     if (s->tensor_ranks > 1)
-        tensor_open(s);
+        tp_open(s);
     s->attn = (Attention){ .B = c->device_train_microbatch_size,
                            .T = T / s->context,
                            .H = s->config->n_heads,

@@ -276,7 +276,7 @@ static void bench_nf4(const Model *m)
            y8 = make_operand(E4M3_, rows, m->C);
     Tensor offset = make(F32_, 1, 1), amax = make(F32_, 1, 1);
     Nf4Group *g = hold(2 * groups * sizeof *g);
-    const Nf4 x = { .group = g, .num_parts = 2, .rows = { m->F, m->F } };
+    const Nf4 x = { .group = g, .num_tensors = 2, .rows = { m->F, m->F } };
     nf4_offset(offset.data, w);
     TIME_BYTES("nf4_quantize bf16", (2 + stored) * n / 2,
                nf4_quantize(g, w, offset.data, 0, groups));

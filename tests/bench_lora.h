@@ -15,10 +15,10 @@ static void bench_lora_layer(const char *name, int N, int C, int O, int parts)
 {
     enum { RANK = 16 };
     const double n = (double)N * C, o = (double)N * O;
-    LoraMatrix a = { .w = make_normal(BF16_, parts * RANK, C, 1), .num_parts = 1 };
-    LoraMatrix b = { .w = make_normal(BF16_, O, RANK, 1), .is_b = true, .num_parts = parts };
+    LoraMatrix a = { .w = make_normal(BF16_, parts * RANK, C, 1), .num_projections = 1 };
+    LoraMatrix b = { .w = make_normal(BF16_, O, RANK, 1), .is_b = true, .num_projections = parts };
     for (int i = 0; i < parts; i++)
-        b.part[i].first = O / parts * i, b.part[i].width = O / parts;
+        b.projection[i].first = O / parts * i, b.projection[i].width = O / parts;
     LoraMatrix da = a, db = b;
     da.w = make_normal(BF16_, parts * RANK, C, 1), db.w = make_normal(BF16_, O, RANK, 1);
     Tensor dense = make_normal(BF16_, N, C > O ? C : O, 1), x = make(E4M3_, N, C),
@@ -43,10 +43,10 @@ static LoraProduct make_product(int N, int parts, const int *width)
 {
     enum { RANK = 16 };
     LoraProduct p = { make_normal(BF16_, N, parts * RANK, 0.01f),
-                      { .is_b = true, .num_parts = parts } };
+                      { .is_b = true, .num_projections = parts } };
     int rows = 0;
     for (int i = 0; i < parts; rows += width[i++])
-        p.m.part[i].first = rows, p.m.part[i].width = width[i];
+        p.m.projection[i].first = rows, p.m.projection[i].width = width[i];
     p.m.w = make_normal(BF16_, rows, RANK, 1);
     return p;
 }
@@ -64,7 +64,7 @@ static void bench_lora_added(const Model *m)
     Tensor dact = make_normal(BF16_, N, F, 1), dwide = make(E5M2_, N, 2 * F),
            dense = make(BF16_, N, 2 * F);
     const LoraProduct back = { make_normal(BF16_, N, 16, 0.01f),
-                               { .w = make_normal(BF16_, 16, F, 1), .num_parts = 1 } };
+                               { .w = make_normal(BF16_, 16, F, 1), .num_projections = 1 } };
     TIME_BYTES("lora: swiglu_backward adds, FP8 and act", (4.125 + 4.125 + 3) * f,
                swiglu_backward(dwide, codes, dact, back, gate_up));
     Tensor codes_kept = with_range(codes), dwide_kept = with_range(dwide);

@@ -15,7 +15,7 @@ typedef struct {
     int parts;
     struct {
         int first, width;
-    } part[LORA_PARTS];
+    } part[LORA_PROJECTIONS];
 } Shape;
 
 static char label[96];
@@ -35,10 +35,10 @@ static inline void check(const char *op, const Formats *f, const Shape *s, Tenso
 
 static inline LoraMatrix make_matrix(const Shape *s, Format f, uint64_t seed)
 {
-    LoraMatrix m = { .is_b = s->is_b, .num_parts = s->parts };
+    LoraMatrix m = { .is_b = s->is_b, .num_projections = s->parts };
     int rows = 0;
     for (int i = 0; i < s->parts; i++) {
-        m.part[i].first = s->part[i].first, m.part[i].width = s->part[i].width;
+        m.projection[i].first = s->part[i].first, m.projection[i].width = s->part[i].width;
         rows += s->part[i].width;
     }
     m.w = s->is_b ? make_filled(f, rows, s->rank, seed, -1, 1)

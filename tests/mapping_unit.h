@@ -33,7 +33,7 @@ static const ParamRow mapping_params[] = { { "mapping", 0, SIZE_MODEL, SIZE_MODE
 
 static void mapping_plan(Planner *p, Model *m, int u)
 {
-    m->unit_acts[u].attn_res = plan_own(p, m->text.recipe.stream, m->text.config->d_model);
+    m->unit_acts[u].attn_res = plan_own(p, m->text.recipe.residual, m->text.config->d_model);
 }
 
 static void mapping_forward(Model *m, const UnitTensors *w, int u)

@@ -164,16 +164,18 @@ void model_config(Config *c, const ModelConfig *m, const char *recipe, int B)
 
 void model_create(Model *m, ParamStore *store, const Config *c)
 {
-    model_plan(m, store, c,
-               (ShardChoice){ 1, 0, c->strategy.grad_sum != SUM_OFTEN, .tile = c->mlp_tile });
+    model_plan(
+        m, store, c,
+        (ShardChoice){ 1, 0, c->strategy.grad_sum != SUM_OFTEN, .tile = c->tiled_mlp_tokens });
     model_alloc(m, store, c);
 }
 
 void model_create_apart(Model *m, ParamStore *store, const Config *c)
 {
     size_t bytes = 0;
-    model_plan(m, store, c,
-               (ShardChoice){ 1, 0, c->strategy.grad_sum != SUM_OFTEN, .tile = c->mlp_tile });
+    model_plan(
+        m, store, c,
+        (ShardChoice){ 1, 0, c->strategy.grad_sum != SUM_OFTEN, .tile = c->tiled_mlp_tokens });
     for (int b = 0; b < NUM_BUFFERS; b++) {
         m->shared[b].at = bytes;
         bytes += m->shared[b].bytes;

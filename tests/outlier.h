@@ -14,7 +14,7 @@ static inline int outlier_of(int layer)
 static inline bool is_outlier(const Param *p, int layer, size_t i)
 {
     const int row = (int)(i / (size_t)p->cols);
-    return row == outlier_of(layer) || row == p->part[1].first + outlier_of(layer);
+    return row == outlier_of(layer) || row == p->projection[1].first + outlier_of(layer);
 }
 
 /* Sets this rank's part of both rows to `size` times the same random direction. */

@@ -69,7 +69,7 @@ static inline void configure(Run *r, const Case *k, ModelConfig m, Strategy s)
     c->recipe.keep = k->keep ? (Keep)k->keep : c->recipe.keep;
     c->recipe.recompute = k->recompute;
     if (k->wide)
-        c->recipe.stream = c->recipe.qkv = c->recipe.att = c->recipe.grads =
+        c->recipe.residual = c->recipe.saved_qkv = c->recipe.saved_attention = c->recipe.grads =
             (Format){ F32, 0, false };
     c->optimizer.name = k->optimizer ? (char *)k->optimizer : c->optimizer.name;
     c->trainable = (char **)k->trainable;

@@ -12,11 +12,11 @@
  * hidden values as they are. */
 static const Recipe made_up = {
     .name = "made-up",
-    .stream = { BF16 },
-    .saved = { BF16 },
-    .qkv = { BF16 },
-    .att = { E4M3, 16 },
-    .hidden = { BF16 },
+    .residual = { BF16 },
+    .saved_norm_input = { BF16 },
+    .saved_qkv = { BF16 },
+    .saved_attention = { E4M3, 16 },
+    .saved_mlp = { BF16 },
     .operand = { E4M3 },
     .gradient = { E5M2 },
     .head = { BF16 },

@@ -11,11 +11,11 @@ static const Format f32 = { F32, 0 }, bf16 = { BF16, 0 }, e4m3 = { E4M3, 128, tr
                     e5m2 = { E5M2, 128 };
 
 /* Replaces an element of a piece; returns the old value. */
-static uint32_t exchange(const Run *r, const Piece *p, size_t element, uint32_t value)
+static uint32_t exchange(const Run *r, const LayoutEntry *p, size_t element, uint32_t value)
 {
     const Shard *s = &r->store.shard[p->unit];
-    const Tensor t = p->kind == PIECE_WEIGHT ? s->slice[TRAINED].stored : s->state[p->state];
-    char *data = p->kind == PIECE_SCALE ? t.scale : t.data;
+    const Tensor t = p->kind == ENTRY_WEIGHT ? s->slice[TRAINED].stored : s->state[p->state];
+    char *data = p->kind == ENTRY_SCALE ? t.scale : t.data;
     uint32_t old = 0;
     data += (p->first + element) * p->bytes;
     device_get(&old, data, p->bytes);
@@ -40,7 +40,7 @@ static uint32_t minus_one_of(const char *dtype)
 }
 
 /* The name reported for a bad element: scales have the name of their codes. */
-static void expect_found(const Run *r, const Layout *l, const Piece *p, size_t element,
+static void expect_found(const Run *r, const Layout *l, const LayoutEntry *p, size_t element,
                          uint32_t value, bool bad)
 {
     const uint32_t old = exchange(r, p, element, value);
@@ -48,7 +48,7 @@ static void expect_found(const Run *r, const Layout *l, const Piece *p, size_t e
     exchange(r, p, element, old);
     char name[128];
     strcpy(name, p->name);
-    if (p->kind == PIECE_SCALE)
+    if (p->kind == ENTRY_SCALE)
         name[strlen(name) - strlen(".scale")] = '\0';
     if (!bad ? found != NULL : !found || strcmp(found, name) != 0)
         fail_msg("%s[%zu] = %x: found %s", p->name, element, value, found ? found : "nothing");
@@ -59,15 +59,15 @@ static void check_pieces(const Run *r, LayoutKind kind)
 {
     Layout l = layout_make(NULL, kind, &r->store, 0);
     assert_null(layout_not_finite(&l, &r->store));
-    for (int i = 0; i < l.num_pieces; i++) {
-        const Piece *p = &l.piece[i];
+    for (int i = 0; i < l.num_entries; i++) {
+        const LayoutEntry *p = &l.entry[i];
         const size_t ends[] = { 0, p->count - 1 };
         for (int k = 0; k < 2; k++) {
             if (strcmp(p->dtype, "U8") != 0)
                 expect_found(r, &l, p, ends[k], nan_of(p->dtype), true);
-            if (p->kind != PIECE_SCALE && strcmp(p->dtype, "U8") != 0)
+            if (p->kind != ENTRY_SCALE && strcmp(p->dtype, "U8") != 0)
                 expect_found(r, &l, p, ends[k], minus_one_of(p->dtype),
-                             p->kind == PIECE_STATE && p->state == 1);
+                             p->kind == ENTRY_STATE && p->state == 1);
         }
     }
     layout_free(&l);

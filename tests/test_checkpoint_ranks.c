@@ -64,21 +64,21 @@ static void fill_shards(ParamStore *store)
     }
 }
 
-static const char *memory_of(const Piece *p, const Shard *s)
+static const char *memory_of(const LayoutEntry *p, const Shard *s)
 {
-    const Tensor t = p->kind == PIECE_WEIGHT ? s->slice[TRAINED].stored : s->state[p->state];
-    return p->kind == PIECE_SCALE ? t.scale : t.data;
+    const Tensor t = p->kind == ENTRY_WEIGHT ? s->slice[TRAINED].stored : s->state[p->state];
+    return p->kind == ENTRY_SCALE ? t.scale : t.data;
 }
 
 /* The numbers of tensors in fill_shards; scales have the number of their codes + 2. */
-static int number_of(const Piece *p)
+static int number_of(const LayoutEntry *p)
 {
-    return p->kind == PIECE_WEIGHT ? 0 : p->state + (p->kind == PIECE_STATE ? 1 : 3);
+    return p->kind == ENTRY_WEIGHT ? 0 : p->state + (p->kind == ENTRY_STATE ? 1 : 3);
 }
 
 /* Checks that every element of a piece in this rank's shard has its value. Returns the number of
  * elements. */
-static size_t check_piece(const Piece *p, const Shard *s)
+static size_t check_piece(const LayoutEntry *p, const Shard *s)
 {
     const Slice *own = &s->slice[TRAINED];
     size_t first = own->first / p->per, end = (own->first + own->count) / p->per;
@@ -102,10 +102,10 @@ static void check_sizes(const Layout *l, size_t limit)
     assert_true(l->num_files > 1);
     for (int i = 0; i < l->num_files; i++) {
         int first = -1, last = -1;
-        for (int k = 0; k < l->num_pieces; k++)
-            if (l->piece[k].file == i) {
-                first = first < 0 ? l->piece[k].unit : first;
-                last = l->piece[k].unit;
+        for (int k = 0; k < l->num_entries; k++)
+            if (l->entry[k].file == i) {
+                first = first < 0 ? l->entry[k].unit : first;
+                last = l->entry[k].unit;
             }
         assert_true(first >= 0 && (first == last || l->file[i]->bytes <= limit));
         assert_true(i == 0 || l->file[i - 1]->bytes + l->file[i]->bytes > limit);
@@ -141,9 +141,9 @@ static void read_and_check(const char *where, LayoutKind kind, ParamStore *store
         file[i] = safetensors_open(l.file[i]->path);
     layout_read(&l, store, file, l.num_files);
     double seen = 0, all = 0;
-    for (int i = 0; i < l.num_pieces; i++) {
-        seen += (double)check_piece(&l.piece[i], &store->shard[l.piece[i].unit]);
-        all += (double)l.piece[i].count;
+    for (int i = 0; i < l.num_entries; i++) {
+        seen += (double)check_piece(&l.entry[i], &store->shard[l.entry[i].unit]);
+        all += (double)l.entry[i].count;
     }
     assert_true(seen > 0 && seen <= all);
     for (int i = 0; i < l.num_files; i++)
@@ -271,11 +271,11 @@ TEST(test_not_finite)
         const uint16_t minus = 0xbf80;
         const char *expected = NULL;
         /* of the first block, the tensor that begins the rank's v */
-        for (int i = 0; i < l.num_pieces; i++) {
-            const Piece *p = &l.piece[i];
+        for (int i = 0; i < l.num_entries; i++) {
+            const LayoutEntry *p = &l.entry[i];
             const size_t first =
                 store.shape[1].numel[TRAINED] / PARAM_ALIGN * (size_t)r / (size_t)W * PARAM_ALIGN;
-            if (p->unit == 1 && p->kind == PIECE_STATE && p->state == 1 && first >= p->first &&
+            if (p->unit == 1 && p->kind == ENTRY_STATE && p->state == 1 && first >= p->first &&
                 first < p->first + p->count)
                 expected = p->name;
         }

@@ -80,11 +80,11 @@ static float *values_of(const ParamStore *store, int unit, int state)
 {
     Layout l = layout_make(NULL, LAYOUT_OPTIMIZER, store, 0);
     float *x = xcalloc(store->shape[unit].numel[TRAINED], sizeof *x);
-    for (int i = 0; i < l.num_pieces; i++)
+    for (int i = 0; i < l.num_entries; i++)
         for (size_t e = 0;
-             l.piece[i].kind == PIECE_STATE && l.piece[i].unit == unit && e < l.piece[i].count;
+             l.entry[i].kind == ENTRY_STATE && l.entry[i].unit == unit && e < l.entry[i].count;
              e++) {
-            const size_t at = l.piece[i].first + e;
+            const size_t at = l.entry[i].first + e;
             const float u = test_uniform((uint64_t)(2 * unit + state), at);
             x[at] = (state ? u * u : u) * (float)pow(10, 2 * test_uniform(99, at));
         }

@@ -227,7 +227,8 @@ static void configure_row(Run *r, const Row *row, Strategy s, int tokens)
         c->recipe.head = (Format){ BF16, 0 };
     if (tensor_ranks(&s) > 1) /* parts of such small matrices have no whole groups */
         c->recipe.moment1 = c->recipe.moment2 = (Format){ F32, 0 };
-    c->host.activations = c->host.frozen = c->host.moments = c->host.master = row->on_host;
+    c->offload.activations = c->offload.frozen = c->offload.optimizer = c->offload.master =
+        row->on_host;
 }
 
 /* As train.c, with an evaluation after each update, or in front of the last: what an update needs

@@ -198,10 +198,10 @@ static void make_inputs(const Shape *s, float size)
     };
     LoraMatrix m = { .w = make_filled(H, 2 * s->F, 16, 7, -0.1f, 0.1f),
                      .is_b = true,
-                     .num_parts = 2 };
-    m.part[0].width = m.part[1].first = m.part[1].width = s->F;
+                     .num_projections = 2 };
+    m.projection[0].width = m.projection[1].first = m.projection[1].width = s->F;
     in.product = (LoraProduct){ make_filled(H, N, 32, 6, -size, size), m };
-    m = (LoraMatrix){ .w = make_filled(H, 16, s->F, 9, -0.1f, 0.1f), .num_parts = 1 };
+    m = (LoraMatrix){ .w = make_filled(H, 16, s->F, 9, -0.1f, 0.1f), .num_projections = 1 };
     in.dproduct = (LoraProduct){ make_filled(H, N, 16, 8, -size, size), m };
     quantize(in.saved, in.stream);
     quantize(in.gate_up, in.wide);

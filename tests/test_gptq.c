@@ -15,34 +15,34 @@ typedef struct {
     int8_t *device_codes, *codes;
     int *order;
     double *h;
-} Layer;
+} LinearCase;
 
 static Format f32 = { F32, 0 }, bf16 = { BF16, 0 };
 
-static size_t column(const Layer *a, int j)
+static size_t column(const LinearCase *a, int j)
 {
     return (size_t)a->order[j];
 }
 
-static double scale_of(const Layer *a, int row, int j)
+static double scale_of(const LinearCase *a, int row, int j)
 {
     return (double)
         a->scale[(size_t)row * (size_t)(a->I / a->group) + column(a, j) / (size_t)a->group];
 }
 
-static double weight_of(const Layer *a, int row, int j)
+static double weight_of(const LinearCase *a, int row, int j)
 {
     return (double)a->w[(size_t)row * (size_t)a->I + column(a, j)];
 }
 
-static int code_of(const Layer *a, int row, int j)
+static int code_of(const LinearCase *a, int row, int j)
 {
     return a->codes[(size_t)row * (size_t)a->I + column(a, j)];
 }
 
-static void make_weights(Layer *a, int O, int I, int group)
+static void make_weights(LinearCase *a, int O, int I, int group)
 {
-    *a = (Layer){ .O = O, .I = I, .group = group };
+    *a = (LinearCase){ .O = O, .I = I, .group = group };
     const size_t n = (size_t)O * (size_t)I, groups = n / (size_t)group;
     a->w = keep(n * sizeof(float)), a->scale = keep(groups * sizeof(float));
     a->codes = keep(n), a->order = keep((size_t)I * sizeof(int)),
@@ -58,7 +58,7 @@ static void make_weights(Layer *a, int O, int I, int group)
 
 /* Sums as in a trainer, of correlated inputs in BF16 of different sizes; inputs from `count` on are
  * 0. */
-static void make_inputs(Layer *a, int count)
+static void make_inputs(LinearCase *a, int count)
 {
     const int n = 4 * a->I;
     float *x = keep((size_t)n * (size_t)a->I * sizeof(float));
@@ -74,7 +74,7 @@ static void make_inputs(Layer *a, int count)
     a->device_h.empty = false;
 }
 
-static GptqResult run(Layer *a, double damping, bool ordered)
+static GptqResult run(LinearCase *a, double damping, bool ordered)
 {
     const size_t n = (size_t)a->O * (size_t)a->I;
     const GptqResult r = gptq(a->device_codes, a->values, a->device_w, a->device_scale, a->group,
@@ -159,7 +159,7 @@ static double norm_of(const double *a, int n)
 /* [Frantar et al. 2022, algorithm 1] with B = 1. A row may differ only from a weight on that is,
  * within rounding errors of F32, at the midpoint of two codes: errors of a factor and of sums of I
  * terms, amplified by the condition of H. Returns the number of such rows. */
-static int count_parted(const Layer *a)
+static int count_parted(const LinearCase *a)
 {
     const int I = a->I;
     double *inverse = keep((size_t)I * (size_t)I * sizeof *inverse),
@@ -192,7 +192,7 @@ static int count_parted(const Layer *a)
 }
 
 /* The error of the outputs. to_nearest: with codes from rounding. */
-static double output_error(const Layer *a, bool to_nearest)
+static double output_error(const LinearCase *a, bool to_nearest)
 {
     double *e = keep((size_t)a->I * sizeof *e), total = 0;
     for (int row = 0; row < a->O; row++) {
@@ -209,7 +209,7 @@ static double output_error(const Layer *a, bool to_nearest)
 }
 
 /* The codes are those of codes_int4. */
-static void check_nearest(const Layer *a)
+static void check_nearest(const LinearCase *a)
 {
     int8_t *nearest = keep((size_t)a->O * (size_t)a->I);
     codes_int4(nearest, a->scale, a->w, (size_t)a->O, (size_t)a->I, (size_t)a->group);
@@ -230,7 +230,7 @@ TEST(test_published)
         { 33, 160, 32, true, 0.01 }, { 70, 320, 64, false, 0.001 }, { 70, 320, 64, true, 0.1 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        Layer a;
+        LinearCase a;
         make_weights(&a, cases[i].O, cases[i].I, cases[i].group);
         make_inputs(&a, a.I);
         const GptqResult r = run(&a, cases[i].damping, cases[i].ordered);
@@ -243,7 +243,7 @@ TEST(test_published)
     }
 }
 
-static void put_h(const Layer *a, double diagonal, double off_diagonal)
+static void put_h(const LinearCase *a, double diagonal, double off_diagonal)
 {
     float *h = keep((size_t)a->I * (size_t)a->I * sizeof *h);
     for (int i = 0; i < a->I * a->I; i++)
@@ -255,7 +255,7 @@ static void put_h(const Layer *a, double diagonal, double off_diagonal)
 TEST(test_identity)
 {
     for (int ordered = 0; ordered < 2; ordered++) {
-        Layer a;
+        LinearCase a;
         make_weights(&a, 37, 160, 32);
         put_h(&a, 3, 0);
         const GptqResult r = run(&a, 0.01, ordered);
@@ -277,7 +277,7 @@ TEST(test_no_factor)
         { 1, -3.0 / 159, 10 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        Layer a;
+        LinearCase a;
         make_weights(&a, 20, 160, 32);
         put_h(&a, cases[i].diagonal, cases[i].off_diagonal);
         const GptqResult r = run(&a, 0.01, true);
@@ -293,7 +293,7 @@ TEST(test_no_factor)
 /* Inputs that were always 0: their columns are rounded, and do not affect others. */
 TEST(test_dead)
 {
-    Layer a;
+    LinearCase a;
     make_weights(&a, 20, 160, 32);
     make_inputs(&a, 130);
     const GptqResult r = run(&a, 0.01, true);

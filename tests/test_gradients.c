@@ -69,7 +69,7 @@ static int tile;
 static void open_model(Setup *s, const ModelConfig *m, char **trainable, bool documents)
 {
     model_config(&s->config, m, "f32", B);
-    s->config.mlp_tile = tile;
+    s->config.tiled_mlp_tokens = tile;
     s->config.recipe.keep = tile ? KEEP_BLOCK : KEEP_ALL;
     s->config.trainable = trainable;
     s->config.num_trainable = trainable != NULL;

@@ -82,8 +82,8 @@ static void open_kind(Run *r, int number, SmallModel a, const char *recipe, Host
     k.recipe = recipe;
     k.base = strcmp(recipe, "f32") ? BASE_E4M3 : BASE_AS_FROZEN;
     open_case(r, &k, kinds[number].keep, mesh(1, 1, 1));
-    r->config.mlp_tile = kinds[number].tile;
-    r->config.host.activations = use;
+    r->config.tiled_mlp_tokens = kinds[number].tile;
+    r->config.offload.activations = use;
 }
 
 /* Backward reads none of frozen blocks below the first trained one, so these have no place on the
@@ -151,7 +151,7 @@ static const struct {
 static void open_states(Run *r, int i, Strategy s, HostUse use, double memory)
 {
     open_case(r, &states[i].k, states[i].keep, s);
-    r->config.host.frozen = r->config.host.moments = r->config.host.master = use;
+    r->config.offload.frozen = r->config.offload.optimizer = r->config.offload.master = use;
     r->config.device_memory = memory / (1 << 30);
 }
 
@@ -236,7 +236,7 @@ TEST(test_small_parts)
     open_case(&r, &k, recipe_find(k.recipe)->keep, mesh(1, 1, 1));
     r.config.model.d_model = r.config.model.head_dim = 16;
     r.config.model.n_heads = r.config.model.n_kv_heads = 1;
-    r.config.host.moments = r.config.host.master = HOST_ALL;
+    r.config.offload.optimizer = r.config.offload.master = HOST_ALL;
     place_run(&r);
     train(&r);
     release();
@@ -255,7 +255,7 @@ TEST(test_fits)
             const double bytes = fit_bytes(&r);
             close_run(&r);
             open_states(&r, i, mesh(1, 1, 1), HOST_AUTO, bytes);
-            r.config.host.activations = HOST_AUTO;
+            r.config.offload.activations = HOST_AUTO;
             r.config.recipe.recompute = k ? 2 : 0;
             memory_plan(&r.model, &r.store, &r.config);
             assert_int_equal(store_host_bytes(&r.store, NUM_HOSTED) + offload_host_bytes(&r.model),
@@ -395,6 +395,6 @@ TEST(test_host_memory)
 int main(int argc, char **argv)
 {
     start_ranks(&argc, &argv);
-    update_part = 4 * PARAM_ALIGN; /* most parameters have several parts */
+    update_bucket = 4 * PARAM_ALIGN; /* most parameters have several parts */
     return finish_ranks(run_all_tests(NULL, NULL));
 }

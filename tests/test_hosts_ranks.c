@@ -47,7 +47,7 @@ static void beat(void)
     own.beats++;
     for (int r = 0; r < comm_size(); r++)
         if (state_of(r).leader == own.leader)
-            state_write(&table[r], &own.beats, STATE_PART(beats));
+            state_write(&table[r], &own.beats, STATE_MEMBER(beats));
     ended = hosts_exchange();
 }
 
@@ -182,7 +182,7 @@ TEST(test_leaving)
     start(comm_rank());
     beat_until(is_heard);
     own.leaving = own.rank == last_rank;
-    state_write(&table[own.rank], &own.leaving, STATE_PART(leaving));
+    state_write(&table[own.rank], &own.leaving, STATE_MEMBER(leaving));
     beat_until(is_told);
     beat_until(nothing);
     assert_int_equal(ended, -1);

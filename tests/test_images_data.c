@@ -246,7 +246,7 @@ TEST(test_ranks)
 enum { G = 4, STEPS = 5 };
 
 /* The same images under other numbers, and a source of text only. */
-static int sources(MixSource mix[3])
+static int sources(MixtureSource mix[3])
 {
     static char *paths[3], *indexes[2];
     static const uint32_t other[3] = { 1, 3, 0 };
@@ -263,11 +263,11 @@ static int sources(MixSource mix[3])
     };
     for (int s = 0; s < 3; s++) {
         paths[s] = in(files[s]);
-        mix[s] = (MixSource){ .name = (char *)names[s],
-                              .paths = &paths[s],
-                              .num_paths = 1,
-                              .ratio = s + 1,
-                              .max_repetition = 9 };
+        mix[s] = (MixtureSource){ .name = (char *)names[s],
+                                  .paths = &paths[s],
+                                  .num_paths = 1,
+                                  .ratio = s + 1,
+                                  .max_repetition = 9 };
     }
     for (int s = 0; s < 3; s += 2) {
         indexes[s / 2] = in(s ? "b.index" : "a.index");
@@ -310,7 +310,7 @@ static LoaderState see(Seen *seen, const DataSpec *spec, int steps, int rank, in
  * resumed. */
 TEST(test_mixture)
 {
-    MixSource mix[3];
+    MixtureSource mix[3];
     DataSpec spec = spec_of(NULL, NULL);
     spec.num_paths = 0;
     spec.image_features = NULL;
@@ -503,7 +503,7 @@ TEST(test_settings)
 /* Errors of a mixture name the source. */
 TEST(test_mixture_errors)
 {
-    MixSource mix[3];
+    MixtureSource mix[3];
     DataSpec spec = spec_of(NULL, NULL);
     spec.num_paths = 0;
     spec.num_mix = sources(mix);

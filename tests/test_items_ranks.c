@@ -222,7 +222,7 @@ static void open_way(Run *r, const ModelConfig *m, int way, Place place)
         c.on_host[h] = unit_count(m);
     place_part(r, c);
     ParamStore *store = &r->store;
-    const size_t part = store->update_part_bytes = store_update_part_bytes(store),
+    const size_t part = store->update_bucket_bytes = store_update_bucket_bytes(store),
                  muon = muon_bytes(store, &r->config);
     store->staging_bytes = UPDATE_BUFFERS * part > muon ? UPDATE_BUFFERS * part : muon;
     store->staging = guarded(store->staging_bytes);

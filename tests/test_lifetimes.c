@@ -106,7 +106,7 @@ static void create(Model *m, ParamStore *store, const Config *c, int placement)
     else if (placement == AS_PLANNED)
         model_create(m, store, c);
     else {
-        model_plan(m, store, c, (ShardChoice){ 1, 0, true, .tile = c->mlp_tile });
+        model_plan(m, store, c, (ShardChoice){ 1, 0, true, .tile = c->tiled_mlp_tokens });
         model_alloc_shared(m, store, c, lay_out(m->shared, seed++));
     }
 }
@@ -242,7 +242,7 @@ static void configure(Config *c, const ModelConfig *m, const char *recipe, Keep 
     model_config(c, m, recipe, B);
     c->recipe.keep = keep;
     c->recipe.scales = scales;
-    c->recipe.head = fp8_head ? (Format){ E5M2, 0, false } : c->recipe.stream;
+    c->recipe.head = fp8_head ? (Format){ E5M2, 0, false } : c->recipe.residual;
     c->quant_stats_interval = observes;
 }
 
@@ -294,7 +294,7 @@ TEST(test_tiles)
                 c.recipe.keep = KEEP_INPUTS;
                 c.recipe.recompute = 2;
             }
-            c.mlp_tile = 48;
+            c.tiled_mlp_tokens = 48;
             check_placements(&c, 1);
         }
 }

@@ -91,7 +91,8 @@ static void check_dw(const Formats *f, const Shape *s, Tensor xa, Tensor x)
     add_products(&sums, 2, s, values(x), values(xa), NULL, 1);
     check("lora_dw", f, s, dm.w, sums.ref, sums.bound);
     EMPTY_IS_ZEROS(dm.w, lora_dw(dm, xa, x));
-    lora_dw((LoraMatrix){ .is_b = dm.is_b, .num_parts = dm.num_parts }, xa, x); /* skipped */
+    lora_dw((LoraMatrix){ .is_b = dm.is_b, .num_projections = dm.num_projections }, xa,
+            x); /* skipped */
 }
 
 TEST(test_products)
@@ -141,10 +142,10 @@ TEST(test_errors)
     const int P = s->parts * s->rank;
     const LoraMatrix m = make_matrix(s, BF16_, 1);
     LoraMatrix overlapping = m, short_w = m, many = m;
-    overlapping.part[1].first = 271;
+    overlapping.projection[1].first = 271;
     short_w.w.rows--;
-    many.num_parts = 4;
-    const LoraMatrix a = { .w = make(BF16_, P, s->C), .num_parts = 2 };
+    many.num_projections = 4;
+    const LoraMatrix a = { .w = make(BF16_, P, s->C), .num_projections = 2 };
     Tensor x = make_filled(BF16_, s->N, s->C, 2, -1, 1), xa = make_filled(BF16_, s->N, P, 3, -1, 1),
            y = make(E4M3_, s->N, s->C);
     Tensor groups = make((Format){ E4M3, 16 }, s->N, s->C), narrower = xa,

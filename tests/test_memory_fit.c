@@ -36,7 +36,8 @@ static Config *plan(int ranks, const char *recipe, const char *memory, const cha
                      (char *)more,
                      NULL };
     Config *c = config_load(more ? 10 : 9, argv, 1, checkpoint_latest);
-    c->host.activations = c->host.frozen = c->host.moments = c->host.master = HOST_NEVER;
+    c->offload.activations = c->offload.frozen = c->offload.optimizer = c->offload.master =
+        HOST_NEVER;
     return c;
 }
 
@@ -321,7 +322,7 @@ TEST(test_host_memory)
     Config *c = plan(1, "coat", "80", NULL);
     Model m;
     ParamStore store;
-    c->host.activations = HOST_ALL;
+    c->offload.activations = HOST_ALL;
     memory_plan(&m, &store, c);
     m.offload.host_bytes = (size_t)1 << 50;
     DIES("GiB and writing a checkpoint 25.49 GiB. That is 10", memory_check_host(&m, &store, c));

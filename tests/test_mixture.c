@@ -3,7 +3,7 @@
  * test_mix_runs.c. */
 #include "data/loader.h"
 #include "data/shuffle.h"
-#include "model/run/mixture.h"
+#include "model/run/mixture_state.h"
 #include "kernels/runtime/error.h"
 
 #include <stdio.h>
@@ -54,17 +54,17 @@ static int remove_files(void **state)
     return rmdir(folder);
 }
 
-static MixSource source_of(int s, double ratio, double max_repetition)
+static MixtureSource source_of(int s, double ratio, double max_repetition)
 {
     static char *const names[SOURCES] = { "web", "code", "math" };
-    return (MixSource){ .name = names[s],
-                        .paths = &paths[s],
-                        .num_paths = 1,
-                        .ratio = ratio,
-                        .max_repetition = max_repetition };
+    return (MixtureSource){ .name = names[s],
+                            .paths = &paths[s],
+                            .num_paths = 1,
+                            .ratio = ratio,
+                            .max_repetition = max_repetition };
 }
 
-static DataSpec spec_of(const MixSource *mix, int count)
+static DataSpec spec_of(const MixtureSource *mix, int count)
 {
     return (DataSpec){ .mix = mix,
                        .num_mix = count,
@@ -118,7 +118,8 @@ static LoaderState collect(Read *read, const DataSpec *spec, int steps, int W, L
 
 TEST(test_same_for_any_number_of_ranks)
 {
-    const MixSource mix[] = { source_of(0, 0.6, 10), source_of(1, 0.3, 10), source_of(2, 0.1, 10) };
+    const MixtureSource mix[] = { source_of(0, 0.6, 10), source_of(1, 0.3, 10),
+                                  source_of(2, 0.1, 10) };
     const DataSpec spec = spec_of(mix, 3);
     static Read one[MOST], more[MOST];
     const LoaderState end = collect(one, &spec, 20, 1, (LoaderState){ 0 });
@@ -133,7 +134,8 @@ TEST(test_same_for_any_number_of_ranks)
  * numpy's order of its epochs. */
 TEST(test_each_source_has_its_epochs)
 {
-    const MixSource mix[] = { source_of(0, 0.6, 10), source_of(1, 0.3, 10), source_of(2, 0.1, 10) };
+    const MixtureSource mix[] = { source_of(0, 0.6, 10), source_of(1, 0.3, 10),
+                                  source_of(2, 0.1, 10) };
     const DataSpec spec = spec_of(mix, 3);
     static Read read[MOST];
     collect(read, &spec, 40, 1, (LoaderState){ 0 });
@@ -153,7 +155,7 @@ TEST(test_each_source_has_its_epochs)
 /* One source: the instances of data.paths, as long as its epoch lasts. */
 TEST(test_one_source_is_data_paths)
 {
-    const MixSource mix[] = { source_of(0, 1, 1) };
+    const MixtureSource mix[] = { source_of(0, 1, 1) };
     DataSpec spec = spec_of(mix, 1);
     static Read read[MOST];
     collect(read, &spec, LENGTH[0] / G, 2, (LoaderState){ 0 });
@@ -174,8 +176,8 @@ TEST(test_one_source_is_data_paths)
 TEST(test_resume)
 {
     enum { STEPS = 14 };
-    const MixSource mix[] = { source_of(0, 0.5, 10), source_of(1, 0.35, 10),
-                              source_of(2, 0.15, 10) };
+    const MixtureSource mix[] = { source_of(0, 0.5, 10), source_of(1, 0.35, 10),
+                                  source_of(2, 0.15, 10) };
     const DataSpec spec = spec_of(mix, 3);
     static Read whole[MOST], part[MOST];
     collect(whole, &spec, STEPS, 1, (LoaderState){ 0 });
@@ -187,15 +189,15 @@ TEST(test_resume)
 }
 
 /* The state of a run with this mixture, from a place of another run on. */
-static TrainState state_of(const MixSource *mix, int count, const TrainState *then)
+static TrainState state_of(const MixtureSource *mix, int count, const TrainState *then)
 {
     TrainState s = { .num_mix = count };
     for (int i = 0; i < count; i++) {
-        s.mix[i].weight = mix_weight(mix[i].ratio);
+        s.mix[i].weight = mixture_weight(mix[i].ratio);
         strcpy(s.mix[i].name, mix[i].name);
     }
     if (then)
-        mix_continue(&s, then);
+        mixture_continue(&s, then);
     return s;
 }
 
@@ -203,9 +205,9 @@ static TrainState state_of(const MixSource *mix, int count, const TrainState *th
  * with the same mixture. */
 TEST(test_changed_mixture)
 {
-    const MixSource before[] = { source_of(0, 0.7, 10), source_of(1, 0.3, 10) };
+    const MixtureSource before[] = { source_of(0, 0.7, 10), source_of(1, 0.3, 10) };
     /* code goes, math comes */
-    const MixSource after[] = { source_of(2, 0.25, 10), source_of(0, 0.75, 10) };
+    const MixtureSource after[] = { source_of(2, 0.25, 10), source_of(0, 0.75, 10) };
     const DataSpec first = spec_of(before, 2), second = spec_of(after, 2);
     static Read read[MOST];
     TrainState was = state_of(before, 2, NULL);
@@ -232,7 +234,7 @@ TEST(test_changed_mixture)
 /* `tokens`: the same instances in each epoch; more of them later continue the first epoch. */
 TEST(test_a_part_of_a_source)
 {
-    MixSource mix[] = { source_of(0, 1, 4) };
+    MixtureSource mix[] = { source_of(0, 1, 4) };
     mix[0].tokens = 10 * T + 3;
     const DataSpec spec = spec_of(mix, 1);
     static Read read[MOST];
@@ -257,7 +259,7 @@ TEST(test_a_part_of_a_source)
 /* Each source has its own label masks, or none. */
 TEST(test_label_masks)
 {
-    MixSource mix[] = { source_of(0, 1, 1), source_of(1, 1, 1) };
+    MixtureSource mix[] = { source_of(0, 1, 1), source_of(1, 1, 1) };
     mix[1].label_mask_paths = &masks[1];
     mix[1].num_label_mask_paths = 1;
     const DataSpec spec = spec_of(mix, 2);
@@ -275,7 +277,7 @@ TEST(test_label_masks)
 TEST(test_what_is_missing)
 {
     /* 40 once, 5 twice: 50 of either */
-    const MixSource mix[] = { source_of(0, 0.8, 1), source_of(2, 0.2, 2) };
+    const MixtureSource mix[] = { source_of(0, 0.8, 1), source_of(2, 0.2, 2) };
     const DataSpec spec = spec_of(mix, 2);
     static Read read[MOST];
     Loader *l = loader_open(&spec, G, 0, 1);
@@ -296,7 +298,7 @@ TEST(test_what_is_missing)
     assert_non_null(strstr(loader_problem(l), "data.mix: source '"));
     assert_non_null(strstr(loader_problem(l), "max_repetition"));
     loader_close(l);
-    const MixSource longer[] = { source_of(0, 0.8, 9), mix[1] };
+    const MixtureSource longer[] = { source_of(0, 0.8, 9), mix[1] };
     const DataSpec other = spec_of(longer, 2);
     l = loader_open(&other, G, 0, 1);
     loader_seek(l, s);
@@ -308,7 +310,7 @@ TEST(test_what_is_missing)
     loader_close(l);
 }
 
-static uint64_t fingerprint_of(const MixSource *mix, int count, bool metadata)
+static uint64_t fingerprint_of(const MixtureSource *mix, int count, bool metadata)
 {
     DataSpec spec = spec_of(mix, count);
     spec.metadata = metadata;
@@ -322,10 +324,10 @@ static uint64_t fingerprint_of(const MixSource *mix, int count, bool metadata)
 /* All that a source says about the instances of a run. */
 TEST(test_fingerprint)
 {
-    const MixSource same[] = { source_of(0, 0.8, 2), source_of(1, 0.2, 2) };
+    const MixtureSource same[] = { source_of(0, 0.8, 2), source_of(1, 0.2, 2) };
     const uint64_t expected = fingerprint_of(same, 2, false);
     for (int i = 0; i < 4; i++) {
-        MixSource mix[] = { same[0], same[1] };
+        MixtureSource mix[] = { same[0], same[1] };
         mix[1].ratio = i == 0 ? 0.3 : 0.2;
         mix[1].max_repetition = i == 1 ? 3 : 2;
         mix[1].tokens = i == 2 ? 10 * T : 0;
@@ -339,7 +341,7 @@ TEST(test_fingerprint)
 TEST(test_fingerprint_of_documents)
 {
     static const char *const rows[] = { "0,60\n", "0,50\n50,60\n" };
-    MixSource mix[] = { source_of(0, 1, 1) };
+    MixtureSource mix[] = { source_of(0, 1, 1) };
     char *metadata[] = { xasprintf("%s/0.csv.gz", folder), xasprintf("%s/1.csv.gz", folder) };
     uint64_t fingerprint[2];
     mix[0].num_paths = 2;

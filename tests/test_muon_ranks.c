@@ -50,10 +50,10 @@ static int matrix_of(const Param *p, size_t at, size_t *element)
     static const int first[NUM_LINEARS] = {
         [LINEAR_QKV] = 0, [LINEAR_OUT] = 3, [LINEAR_GATE_UP] = 4, [LINEAR_DOWN] = 6
     };
-    int part = p->num_parts - 1;
-    while (at < (size_t)p->part[part].first * (size_t)p->cols)
+    int part = p->num_projections - 1;
+    while (at < (size_t)p->projection[part].first * (size_t)p->cols)
         part--;
-    *element = at - (size_t)p->part[part].first * (size_t)p->cols;
+    *element = at - (size_t)p->projection[part].first * (size_t)p->cols;
     return first[p->linear] + part;
 }
 

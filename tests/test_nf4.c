@@ -86,7 +86,7 @@ static Nf4 check_groups(const char *what, Tensor w, const Nf4Group *expected)
     TWICE(nf4_quantize(to.data, w, offset.data, 0, groups), to);
     check_same_bytes(what, tensor_snapshot(offset), &expected->offset, sizeof(float));
     check_same_bytes(what, tensor_snapshot(to), expected, groups * sizeof *expected);
-    return (Nf4){ .group = to.data, .num_parts = 1, .rows = { w.rows } };
+    return (Nf4){ .group = to.data, .num_tensors = 1, .rows = { w.rows } };
 }
 
 TEST(test_bitsandbytes)
@@ -155,7 +155,7 @@ TEST(test_plain)
     nf4_source_read_plain(&second, &f, 1, name, ROWS, COLS, 1, 1);
     check_same_bytes("second group", &second, &read[1], sizeof second);
     device_put(to.data, read, sizeof read);
-    const Nf4 x = { .plain = to.data, .num_parts = 1, .rows = { ROWS } };
+    const Nf4 x = { .plain = to.data, .num_tensors = 1, .rows = { ROWS } };
     check_values("f32", x, COLS, expected, F);
     check_values("bf16", x, COLS, read_golden(f, "bf16", "", NULL), H);
     device_zero(amax.data, sizeof(float));
@@ -183,7 +183,7 @@ static Nf4 from_group(Nf4 x, size_t first)
 /* Parts of these rows from random tensors. */
 static Nf4 make_plain(int num_parts, const int *rows, int cols, uint64_t seed)
 {
-    Nf4 x = { .num_parts = num_parts };
+    Nf4 x = { .num_tensors = num_parts };
     size_t groups = 0;
     for (int i = 0; i < num_parts; i++)
         groups += nf4_groups((size_t)rows[i], (size_t)cols);
@@ -203,7 +203,7 @@ static Nf4 make_plain(int num_parts, const int *rows, int cols, uint64_t seed)
 /* The same with double quantization. */
 static Nf4 make_matrix(int num_parts, const int *rows, int cols, uint64_t seed)
 {
-    Nf4 x = { .num_parts = num_parts };
+    Nf4 x = { .num_tensors = num_parts };
     size_t groups = 0;
     for (int i = 0; i < num_parts; i++)
         groups += nf4_groups((size_t)rows[i], (size_t)cols);
@@ -250,9 +250,9 @@ static void check_parts(Nf4 x, Tensor f32)
 {
     int first = 0;
     size_t group = 0;
-    for (int i = 0; i < x.num_parts; i++) {
+    for (int i = 0; i < x.num_tensors; i++) {
         Nf4 part = from_group(x, group);
-        part.num_parts = 1;
+        part.num_tensors = 1;
         part.rows[0] = x.rows[i];
         Tensor y = make_f32(x.rows[i], f32.cols);
         nf4_dequantize(y, part);
@@ -272,7 +272,7 @@ static void check_amax(Nf4 x, Tensor f32)
     size_t groups = 0;
     for (size_t i = 0; i < tensor_numel(f32); i++)
         top = fmaxf(top, fabsf(v[i]));
-    for (int i = 0; i < x.num_parts; i++)
+    for (int i = 0; i < x.num_tensors; i++)
         groups += nf4_groups((size_t)x.rows[i], (size_t)f32.cols);
     put(amax, start);
     nf4_amax(amax.data, x, f32.cols, 0, groups);

@@ -171,9 +171,9 @@ static void parts_case(Format moment)
     }
     /* the second one with moments that are not 0 in any format */
     for (int step = 0; step < 2; step++) {
-        a.parts = (RowParts){ 0 };
+        a.numbering = (Numbering){ 0 };
         adamw(all[0], all[1], all[2], all[3], a, 768);
-        a.parts = (RowParts){ WIDTH, START, WIDTH };
+        a.numbering = (Numbering){ WIDTH, START, WIDTH };
         adamw(own[0], own[1], own[2], own[3], a, 768 + WIDTH + START);
     }
     const double *expected = values(all[0]), *found = values(own[0]);

@@ -19,7 +19,7 @@ static void open_run(Run *r, const char *recipe, DownScales down, float size, St
     r->config.recipe.grads = (Format){ F32, 0, false };
     r->config.global_train_batch_size = BATCH;
     r->config.optimizer.lr = 1e-3;
-    r->config.host.activations = activations;
+    r->config.offload.activations = activations;
     place_run(r);
     if (size > 0)
         grow_outlier(&r->store, size);

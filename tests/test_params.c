@@ -33,9 +33,9 @@ static Matrix cut(const UnitLayout *s, const char *name, int piece, int pieces)
     const int split_rows = p->split == SPLIT_ROWS ? pieces : 1,
               split_cols = p->split == SPLIT_COLUMNS ? pieces : 1;
     Matrix m = { p, keep(param_numel(p) * sizeof(double)), 0, p->cols / split_cols };
-    for (int i = 0; i < p->num_parts; i++) {
-        const int n = p->part[i].rows / split_rows,
-                  first = p->part[i].first + (split_rows > 1 ? piece * n : 0);
+    for (int i = 0; i < p->num_projections; i++) {
+        const int n = p->projection[i].rows / split_rows,
+                  first = p->projection[i].first + (split_rows > 1 ? piece * n : 0);
         for (int r = 0; r < n; r++, m.rows++)
             for (int c = 0; c < m.cols; c++) {
                 const int col = c + (split_cols > 1 ? piece * m.cols : 0);
@@ -70,7 +70,7 @@ static int linear(double *y, const double *x, const UnitLayout *s, const char *n
     multiply(xa, x, down);
     for (int r = 0; r < up.rows; r++)
         for (int j = 0; j < RANK; j++)
-            y[r] += xa[r / (up.rows / up.p->num_parts) * RANK + j] * up.w[r * RANK + j];
+            y[r] += xa[r / (up.rows / up.p->num_projections) * RANK + j] * up.w[r * RANK + j];
     return w.rows;
 }
 
@@ -135,8 +135,8 @@ TEST(test_parts)
             for (int i = 0; i < s.num_params; i++) {
                 const Param *p = &s.param[i];
                 int rows = 0;
-                for (int k = 0; k < p->num_parts; rows += p->part[k++].rows)
-                    assert_int_equal(p->part[k].first, rows);
+                for (int k = 0; k < p->num_projections; rows += p->projection[k++].rows)
+                    assert_int_equal(p->projection[k].first, rows);
                 assert_int_equal(rows, p->has_padding ? m.vocab_size : p->rows);
             }
             free(s.param);

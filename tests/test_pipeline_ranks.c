@@ -136,7 +136,7 @@ static double half_fits(Config c)
     for (int i = 0; i < 2; i++) {
         Model m;
         ParamStore store;
-        c.host.activations = i ? HOST_ALL : HOST_NEVER;
+        c.offload.activations = i ? HOST_ALL : HOST_NEVER;
         memory_plan(&m, &store, &c);
         bytes += (double)model_planned_bytes(&m, &store) / 2;
         model_free(&m, &store);
@@ -149,14 +149,15 @@ static Result run(const Case *k, Strategy p, bool whole, HostUse on_host)
     Result s = { 0 };
     Run r;
     open_run(&r, k, p, whole);
-    r.config.host.activations = on_host;
-    r.config.host.moments = r.config.host.master = on_host == HOST_ALL ? HOST_ALL : HOST_NEVER;
+    r.config.offload.activations = on_host;
+    r.config.offload.optimizer = r.config.offload.master =
+        on_host == HOST_ALL ? HOST_ALL : HOST_NEVER;
     r.config.device_memory = on_host == HOST_AUTO ? half_fits(r.config) : 0;
     place_run(&r);
     if (!k->trainable[0]) /* frozen blocks never leave */
         assert_int_equal(offload_host_bytes(&r.model) > 0,
                          on_host != HOST_NEVER &&
-                             r.model.offload.pieces > offload_least_slots(&r.model));
+                             r.model.offload.saves > offload_least_slots(&r.model));
     for (int step = 0; step < (is_exact(k) ? STEPS : 1); step++)
         run_step(&r, step, &s);
     s.weights = take_whole(&r, WEIGHTS);
@@ -352,7 +353,7 @@ int main(int argc, char **argv)
 {
     const Watch watch = { .begin = count, .watcher = &collectives };
     start_ranks(&argc, &argv);
-    update_part = 4 * PARAM_ALIGN; /* a tied matrix is summed in several parts */
+    update_bucket = 4 * PARAM_ALIGN; /* a tied matrix is summed in several parts */
     operations_watch(&watch);
     return finish_ranks(run_all_tests(NULL, NULL));
 }

@@ -193,7 +193,7 @@ static double evaluated(const ModelConfig *m, const char *recipe, bool columns, 
     c.recipe.frozen = recipe_forward_weights(&c.recipe);
     c.loss_chunk = 5;
     c.recipe.scales = columns ? PER_STEP : PER_MICROBATCH;
-    c.recipe.head = columns ? (Format){ E5M2, 0 } : c.recipe.stream;
+    c.recipe.head = columns ? (Format){ E5M2, 0 } : c.recipe.residual;
     model_create(&model, &store, &c);
     store_init(&store, m, 3);
     for (int n = 0; n < model.text.N; n++)

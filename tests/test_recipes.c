@@ -54,10 +54,11 @@ TEST(test_table)
     for (const Recipe *r = recipes; r->name; r++, i++) {
         char columns[256];
         snprintf(columns, sizeof columns, "%s %s %s %s %s %s %s %s | %s %s %s %s | %s %s %s %s %s",
-                 format_name(r->stream), format_name(r->saved), format_name(r->qkv),
-                 format_name(r->att), format_name(r->hidden), format_name(r->operand),
-                 format_name(r->gradient), format_name(r->head), keep[r->keep], forward[r->forward],
-                 fast[r->fast], scales[r->scales], format_name(r->master), format_name(r->grads),
+                 format_name(r->residual), format_name(r->saved_norm_input),
+                 format_name(r->saved_qkv), format_name(r->saved_attention),
+                 format_name(r->saved_mlp), format_name(r->operand), format_name(r->gradient),
+                 format_name(r->head), keep[r->keep], forward[r->forward], fast[r->fast],
+                 scales[r->scales], format_name(r->master), format_name(r->grads),
                  format_name(r->moment1), format_name(r->moment2), format_name(r->frozen));
         assert_in_range(i, 0, sizeof rows / sizeof rows[0] - 1);
         assert_string_equal(r->name, rows[i].name);
@@ -255,9 +256,9 @@ typedef struct {
     float *branches, *dx, *dw;
     size_t n;
     UnitLayout shape;
-} Layer;
+} BlockResult;
 
-static Layer run_block(const char *recipe)
+static BlockResult run_block(const char *recipe)
 {
     ModelConfig m = architecture(LLAMA);
     m.d_model = 512, m.head_dim = 64, m.n_heads = m.n_kv_heads = 8, m.mlp_width = 1408,
@@ -276,7 +277,8 @@ static Layer run_block(const char *recipe)
     fsdp_gather(&store, 1, FOR_FORWARD);
     const UnitTensors *w = fsdp_acquire(&store, 1);
     block_forward(&model.text, w, a, &model.acts[1]);
-    Layer r = { .branches = as_floats(model.acts[1].attn_res), .n = tensor_numel(a->attn_res) };
+    BlockResult r = { .branches = as_floats(model.acts[1].attn_res),
+                      .n = tensor_numel(a->attn_res) };
     for (size_t i = 0; i < r.n; i++)
         r.branches[i] -= in[i];
     init_normal(model.text.work.dres, 1, 0, 5, 0);
@@ -293,7 +295,7 @@ static Layer run_block(const char *recipe)
     return r;
 }
 
-static void free_layer(Layer *r)
+static void free_result(BlockResult *r)
 {
     free(r->branches), free(r->dx), free(r->dw), free(r->shape.param);
 }
@@ -303,9 +305,9 @@ static void free_layer(Layer *r)
 TEST(test_block)
 {
     static const char *const recipes[] = { "fp8", "coat", "coat-lean" };
-    Layer exact = run_block("f32");
+    BlockResult exact = run_block("f32");
     for (int r = 0; r < 3; r++) {
-        Layer found = run_block(recipes[r]);
+        BlockResult found = run_block(recipes[r]);
         const double y = distance(found.branches, exact.branches, exact.n),
                      dx = distance(found.dx, exact.dx, exact.n);
         printf("one block, %-10s output %.4f, input gradient %.4f, weight gradients", recipes[r], y,
@@ -321,9 +323,9 @@ TEST(test_block)
         printf("\n");
         assert_true(y <= 0.08);
         assert_true(worst <= 0.17);
-        free_layer(&found);
+        free_result(&found);
     }
-    free_layer(&exact);
+    free_result(&exact);
 }
 
 int main(void)

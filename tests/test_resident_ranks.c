@@ -238,7 +238,7 @@ static double planned_bytes(const Run *r, HostUse activations)
     Model m;
     ParamStore store;
     c.device_memory = 1000;
-    c.host.activations = activations;
+    c.offload.activations = activations;
     c.strategy.gathering = GATHER_OFTEN;
     memory_plan(&m, &store, &c);
     const double bytes = (double)model_planned_bytes(&m, &store);
@@ -264,13 +264,13 @@ static void check_stages(int tensor, bool slots)
     const double bytes =
         slots ? least + (more ? 0.7 : 0.3) * (most - least) + memory_allowance(&r.config)
               : least + SPARE + (more ? 100000 : 1);
-    r.config.host.activations = slots ? HOST_AUTO : HOST_NEVER;
+    r.config.offload.activations = slots ? HOST_AUTO : HOST_NEVER;
     r.config.device_memory = bytes / (1 << 30);
     memory_plan(&r.model, &r.store, &r.config);
     const int own = slots ? r.model.offload.slots : r.store.resident;
     int all[2];
     comm_gather(all, &own, sizeof own, RANKS_STAGE);
-    assert_true(slots ? own > 0 && own < r.model.offload.pieces : own < r.store.num_units);
+    assert_true(slots ? own > 0 && own < r.model.offload.saves : own < r.store.num_units);
     assert_int_equal(all[0], all[1]);
     close_run(&r);
     divide(mesh(1, 1, 1));

@@ -57,12 +57,13 @@ TEST(test_every_recipe)
                 small_update(&s);
             }
             assert_int_equal(isfinite(metric(&s, "quant/x1/1/saturation")),
-                             format_is_fp8(r->saved));
+                             format_is_fp8(r->saved_norm_input));
             assert_int_equal(isfinite(metric(&s, "quant/h1/0/saturation")),
                              format_is_fp8(r->operand));
-            assert_int_equal(isfinite(metric(&s, "quant/qkv/0/saturation")), format_is_fp8(r->qkv));
+            assert_int_equal(isfinite(metric(&s, "quant/qkv/0/saturation")),
+                             format_is_fp8(r->saved_qkv));
             assert_int_equal(isfinite(metric(&s, "quant/gate_up/1/error")),
-                             format_is_fp8(r->hidden));
+                             format_is_fp8(r->saved_mlp));
             assert_int_equal(isfinite(metric(&s, "quant/m/1/k")), r->moment1.expand);
             assert_true(isfinite(metric(&s, "quant/v/embedding/dynamic_range")));
             assert_int_equal(isfinite(metric(&s, "quant/v/head/error")),

@@ -77,7 +77,7 @@ static Result step(const ModelConfig *m, const char *recipe, Keep keep, int tile
     model_config(&c, m, recipe, B);
     c.strategy.grad_sum = SUM_ONCE;
     c.recipe.keep = keep;
-    c.mlp_tile = tile;
+    c.tiled_mlp_tokens = tile;
     c.quant_stats_interval = stats_interval;
     model_create(&model, &store, &c);
     assert_int_equal(model.text.N, N);

@@ -58,7 +58,7 @@ static void configure_row(Run *r, const Row *row, Strategy s)
     m.max_sequence_length = 16 * s.context_ranks * s.tensor_ranks;
     configure(r, &row->k, m, s);
     r->config.global_train_batch_size *= micro_batches_of(row, &s);
-    r->config.host.moments = r->config.host.master = r->config.host.frozen = row->host;
+    r->config.offload.optimizer = r->config.offload.master = r->config.offload.frozen = row->host;
 }
 
 /* ---- a step, and its rehearsal --------------------------------------------------------------- */
@@ -101,7 +101,7 @@ static size_t layers(const ParamStore *store)
  * for attention and the MLP. */
 static size_t rows_of_ranks(const Model *m, const ParamStore *store, const Config *c, size_t passes)
 {
-    return passes * (size_t)m->text.N * (size_t)c->model.d_model * bytes_of(c->recipe.stream) *
+    return passes * (size_t)m->text.N * (size_t)c->model.d_model * bytes_of(c->recipe.residual) *
            (size_t)(store->tensor_ranks - 1);
 }
 
@@ -122,7 +122,7 @@ static size_t gathers(const Model *m, const ParamStore *store, const Config *c,
 {
     size_t bytes = updates(store);
     for (int u = 0; u < store->num_units; u++)
-        bytes += store->shard[u].slice[TRAINED].count * bytes_of(c->recipe.stream) *
+        bytes += store->shard[u].slice[TRAINED].count * bytes_of(c->recipe.residual) *
                  (size_t)(fsdp_shards(store, u) - 1);
     return bytes + rows_of_ranks(m, store, c, micro_batches * 4 * layers(store));
 }
@@ -148,7 +148,8 @@ static size_t messages(const Model *m, const ParamStore *store, const Config *c,
 {
     const int stages = store->pipe.stages, stage = store->pipe.stage,
               chunks = c->strategy.pipeline_chunks;
-    const size_t stream = (size_t)m->text.N * (size_t)c->model.d_model * bytes_of(c->recipe.stream);
+    const size_t stream =
+        (size_t)m->text.N * (size_t)c->model.d_model * bytes_of(c->recipe.residual);
     const size_t amax = m->text.work.dres_amax ? sizeof(float) : 0;
     const size_t forward = (size_t)(chunks - (stage == stages - 1)),
                  back = (size_t)(chunks - (stage == 0));
@@ -171,7 +172,7 @@ static size_t exchanges(const Model *m, const ParamStore *store, const Config *c
     const size_t own = (size_t)(c->model.n_kv_heads / store->tensor_ranks),
                  key_heads = own > context ? own : context;
     const size_t head =
-        (size_t)m->text.rows * (size_t)c->model.head_dim * bytes_of(c->recipe.stream);
+        (size_t)m->text.rows * (size_t)c->model.head_dim * bytes_of(c->recipe.residual);
     return micro_batches * layers(store) * 3 * (heads + 2 * key_heads + heads) * head *
            (context - 1) / context;
 }

@@ -117,8 +117,8 @@ static void add_columns(float *x, int ldx, int rows, int keys, float factor, con
 }
 
 /* x (rows, D) = factor * s (rows, keys) m (keys, D) */
-static void mix(float *x, int ldx, int rows, int keys, float factor, const float *s, const float *m,
-                int ldm, int D)
+static void weighted_sum(float *x, int ldx, int rows, int keys, float factor, const float *s,
+                         const float *m, int ldm, int D)
 {
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, rows, D, keys, factor, s, keys, m, ldm,
                 0, x, ldx);
@@ -157,7 +157,7 @@ static void head_forward(float *y, int ldy, float *lse, Head x)
             lse[first + i] =
                 attention_softmax(s + (size_t)i * (size_t)keys, first_key(x, first + i) - from,
                                   first + i - from, keys);
-        mix(y + (size_t)first * (size_t)ldy, ldy, rows, keys, 1, s, x.v + skip, x.ld, x.D);
+        weighted_sum(y + (size_t)first * (size_t)ldy, ldy, rows, keys, 1, s, x.v + skip, x.ld, x.D);
     }
 }
 
@@ -207,7 +207,8 @@ static void rows_backward(Head x, const float *dy, const float *y, int ldy, cons
             di[u] = pi[u] * (di[u] - delta);
         }
     }
-    mix(x.dq + (size_t)first * (size_t)x.ld, x.ld, rows, keys, x.scale, ds, x.k + skip, x.ld, x.D);
+    weighted_sum(x.dq + (size_t)first * (size_t)x.ld, x.ld, rows, keys, x.scale, ds, x.k + skip,
+                 x.ld, x.D);
     add_columns(x.dk + skip, x.ld, rows, keys, x.scale, ds, q, x.ld, x.D);
     add_columns(x.dv + skip, x.ld, rows, keys, 1, p, dy, ldy, x.D);
 }

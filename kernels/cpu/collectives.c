@@ -19,7 +19,7 @@ enum { SLICE = 1 << 18 }; /* elements that a rank reduces per chunk */
 static struct {
     void *received; /* (W, SLICE) elements of the tensor's format */
     /* (W, SLICE) of a tensor whose offsets may exceed MPI's int */
-    void *pieces;
+    void *slices;
     float *sum; /* (SLICE) */
     /* (W) elements of each rank's slice, and its offset in the tensor */
     int *count, *at;
@@ -56,7 +56,7 @@ static void finish(void)
 {
     free_sent(true);
     free(buffer.received);
-    free(buffer.pieces);
+    free(buffer.slices);
     free(buffer.sum);
     free(buffer.count);
     free(buffer.at);
@@ -69,7 +69,7 @@ void comm_init(void)
 {
     size_t W = (size_t)comm_size();
     buffer.received = xmalloc(W * SLICE * sizeof(float));
-    buffer.pieces = xmalloc(W * SLICE * sizeof(float));
+    buffer.slices = xmalloc(W * SLICE * sizeof(float));
     buffer.sum = xmalloc(SLICE * sizeof(float));
     buffer.count = xmalloc(W * sizeof(int));
     buffer.at = xmalloc(W * sizeof(int));
@@ -118,19 +118,19 @@ static int sum_slice(Tensor x, Ranks g)
     return n;
 }
 
-/* `piece`: elements of the tensor, at most W * SLICE. */
-static void all_reduce_piece(Tensor piece, Ranks g)
+/* `range`: elements of the tensor, at most W * SLICE. */
+static void all_reduce_range(Tensor range, Ranks g)
 {
-    const int W = comm_group_size(g), own = comm_group_rank(g), slice = (piece.cols + W - 1) / W;
+    const int W = comm_group_size(g), own = comm_group_rank(g), slice = (range.cols + W - 1) / W;
     for (int r = 0; r < W; r++) {
-        int left = piece.cols - r * slice;
+        int left = range.cols - r * slice;
         buffer.count[r] = left < 0 ? 0 : left < slice ? left : slice;
         buffer.at[r] = left < 0 ? 0 : r * slice;
     }
-    int n = sum_slice(piece, g);
-    tensor_store(piece, (size_t)buffer.at[own], buffer.sum, (size_t)n);
-    MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, piece.data, buffer.count, buffer.at,
-                   mpi_type(piece.format), comm_mpi(g));
+    int n = sum_slice(range, g);
+    tensor_store(range, (size_t)buffer.at[own], buffer.sum, (size_t)n);
+    MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, range.data, buffer.count, buffer.at,
+                   mpi_type(range.format), comm_mpi(g));
 }
 
 void backend_comm_all_reduce(Tensor x, Ranks g)
@@ -144,7 +144,7 @@ void backend_comm_all_reduce(Tensor x, Ranks g)
                  bytes = dtype_size(x.format.dtype);
     for (size_t first = 0; first < numel; first += chunk) {
         size_t n = numel - first < chunk ? numel - first : chunk;
-        all_reduce_piece(tensor_at((char *)x.data + first * bytes, x.format, 1, (int)n), g);
+        all_reduce_range(tensor_at((char *)x.data + first * bytes, x.format, 1, (int)n), g);
     }
 }
 
@@ -176,10 +176,10 @@ void backend_comm_reduce_scatter(Tensor part, Tensor whole, Ranks g)
         for (int r = 0; r < W; r++) {
             buffer.count[r] = (int)n;
             buffer.at[r] = r * (int)n;
-            memcpy((char *)buffer.pieces + (size_t)r * n * size,
+            memcpy((char *)buffer.slices + (size_t)r * n * size,
                    (const char *)whole.data + ((size_t)r * numel + first) * size, n * size);
         }
-        sum_slice(tensor_at(buffer.pieces, whole.format, W, (int)n), g);
+        sum_slice(tensor_at(buffer.slices, whole.format, W, (int)n), g);
         tensor_store(part, first, buffer.sum, n);
     }
 }

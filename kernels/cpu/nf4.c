@@ -66,7 +66,7 @@ void backend_nf4_quantize_plain(Nf4PlainGroup *to, Tensor w, size_t first, size_
 }
 
 /* Loads the n elements of a tensor whose groups begin at `first`. */
-static void load_part(float *values, Nf4 x, size_t first, size_t n)
+static void load_tensor(float *values, Nf4 x, size_t first, size_t n)
 {
     const float *map = nf4_map();
     float absmax = 0;
@@ -84,9 +84,9 @@ void backend_nf4_dequantize(Tensor y, Nf4 x)
     nf4_check_matrix(OPERATION, y, x);
     float *values = tensor_result(y, 0);
     size_t first = 0, group = 0;
-    for (int i = 0; i < x.num_parts; i++) {
+    for (int i = 0; i < x.num_tensors; i++) {
         const size_t n = (size_t)x.rows[i] * (size_t)y.cols;
-        load_part(values + first, x, group, n);
+        load_tensor(values + first, x, group, n);
         group += nf4_groups((size_t)x.rows[i], (size_t)y.cols);
         first += n;
     }

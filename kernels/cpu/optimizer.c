@@ -21,11 +21,11 @@ void store_weights(Tensor w, size_t at, const float *x, size_t n, uint64_t seed,
         tensor_store(w, at, x, n);
 }
 
-/* The same where elements are parts of rows. */
-static void store_parts(Tensor w, size_t at, const float *x, size_t n, const AdamW *a,
-                        uint64_t first)
+/* The same where elements are runs of rows. */
+static void store_numbered(Tensor w, size_t at, const float *x, size_t n, const AdamW *a,
+                           uint64_t first)
 {
-    const RowParts *p = &a->parts;
+    const Numbering *p = &a->numbering;
     for (size_t done = 0, run; done < n; done += run) {
         const size_t i = p->start + at + done, left = p->width - i % p->width;
         run = left < n - done ? left : n - done;
@@ -60,8 +60,8 @@ static void update(const char *op, Tensor w, Tensor m, Tensor v, Tensor grad, Ad
         tensor_load(mi, m, at, n);
         tensor_load(vi, v, at, n);
         step(wi, mi, vi, gi, n, a);
-        if (a.parts.width)
-            store_parts(w, at, wi, n, &a, first);
+        if (a.numbering.width)
+            store_numbered(w, at, wi, n, &a, first);
         else
             store_weights(w, at, wi, n, a.seed, first);
         tensor_store(m, at, mi, n);

@@ -91,13 +91,13 @@ __device__ static inline void store_weights(bf16 *w, const float (&x)[8], uint64
     *(uint4 *)w = round_pack(x, sequence, i);
 }
 
-/* The number of element `at`, a multiple of 4, as widths and starts of parts are. */
-__device__ static inline uint64_t number_of(uint64_t first, unsigned at, const RowParts &p)
+/* The number of element `at`, a multiple of 4, as widths and starts of numbering are. */
+__device__ static inline uint64_t number_of(uint64_t first, unsigned at, const Numbering &p)
 {
     return first + at + (p.width ? (p.start + at) / p.width * p.skip : 0);
 }
 
-static inline void check_numbers(const char *op, uint64_t first, const RowParts &p)
+static inline void check_numbers(const char *op, uint64_t first, const Numbering &p)
 {
     CHECK(first % 4 == 0 && p.width % 8 == 0 && p.start % 8 == 0 && p.skip % 4 == 0,
           "%s: first is %llu, parts of rows %u wide from %u on; four elements share random bits, "

@@ -235,7 +235,7 @@ template <typename TW, typename TG>
 __device__ static inline void step_group(TW *w, const Moments &t, const Loaded<TW, TG> &x,
                                          TableAddresses addresses, const Dynamic8Step &s,
                                          unsigned group, uint64_t sequence, uint64_t first,
-                                         const RowParts &parts)
+                                         const Numbering &numbering)
 {
     const unsigned lane = threadIdx.x % LANES, at = group * GROUP + lane * EACH;
     float wx[EACH], mx[EACH], vx[EACH];
@@ -255,7 +255,7 @@ __device__ static inline void step_group(TW *w, const Moments &t, const Loaded<T
     }
     if (rare)
         keep_weights(wx, x.w, x.grad);
-    store_weights(w + at, wx, sequence, number_of(first, at, parts));
+    store_weights(w + at, wx, sequence, number_of(first, at, numbering));
     const float inverse[2] = { group_inverse(top[0]), group_inverse(top[1]) };
     *(uint2 *)(t.codes[0] + at) =
         make_uint2(encode_signed(mx, inverse[0], addresses.steps, t.least),
@@ -283,7 +283,7 @@ __global__ __launch_bounds__(THREADS,
                              BLOCKS) void adamw8bit_kernel(TW *w, Moments t, const TG *grad,
                                                            unsigned n, const Tables *tables,
                                                            Dynamic8Step s, uint64_t sequence,
-                                                           uint64_t first, RowParts parts)
+                                                           uint64_t first, Numbering numbering)
 {
     /* alternates registers, without moves, if there are enough */
     constexpr int UNROLL = sizeof(TW) + sizeof(TG) == 4 ? 2 : 1;
@@ -300,7 +300,7 @@ __global__ __launch_bounds__(THREADS,
     for (; group < groups; group += stride) {
         const Loaded<TW, TG> x = next;
         next = load_group((const TW *)w, grad, t, group + stride < groups ? group + stride : group);
-        step_group(w, t, x, addresses, s, group, sequence, first, parts);
+        step_group(w, t, x, addresses, s, group, sequence, first, numbering);
     }
 }
 
@@ -345,7 +345,7 @@ void backend_adamw8bit(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint6
     CHECK_DENSE(grad, 1, w.cols);
     check_moment("m", m, DYNAMIC8, w.cols);
     check_moment("v", v, UDYNAMIC8, w.cols);
-    check_numbers(OPERATION, first, a.parts);
+    check_numbers(OPERATION, first, a.numbering);
     CHECK(is_aligned(w, 8) && is_aligned(m, 8) && is_aligned(v, 8) && is_aligned(grad, 8),
           "adamw8bit: w, m, v and grad begin at multiples of 16 bytes");
     if (w.cols == 0)
@@ -366,7 +366,7 @@ void backend_adamw8bit(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint6
             const auto blocks = needed < most ? needed : most;
             kernel<<<blocks, THREADS, sizeof(Shared), device_stream()>>>(
                 wp, t, gp, (unsigned)w.cols, device_tables(), dynamic8_step(a),
-                random_sequence(a.seed), first, a.parts);
+                random_sequence(a.seed), first, a.numbering);
         });
     });
     LAUNCH_CHECK();

@@ -52,7 +52,7 @@ template <class FM, class FV, typename TW, typename TG>
 __global__ __launch_bounds__(THREADS, 3) void adamw_fp8_kernel(TW *w, Moment m, Moment v,
                                                                const TG *grad, unsigned n,
                                                                QuickStep s, uint64_t first,
-                                                               RowParts parts)
+                                                               Numbering numbering)
 {
     const unsigned group = (blockIdx.x * THREADS + threadIdx.x) / LANES, last = n / GROUP - 1;
     const unsigned at = min(group, last) * GROUP + threadIdx.x % LANES * 8;
@@ -78,7 +78,7 @@ __global__ __launch_bounds__(THREADS, 3) void adamw_fp8_kernel(TW *w, Moment m, 
         }
         if (inside)
             store_weights(w + at + h * HALF, wx[h], s.sequence,
-                          number_of(first, at + h * HALF, parts));
+                          number_of(first, at + h * HALF, numbering));
     }
     store_moment<FM, true>(m, at, mx, inside);
     store_moment<FV, false>(v, at, vx, inside);
@@ -130,7 +130,7 @@ void adamw_fp8(Tensor w, Tensor m, Tensor v, Tensor grad, const AdamW &a, uint64
     const Moment m1 = moment("m", m, n, a.beta1), m2 = moment("v", v, n, a.beta2);
     const QuickStep s = make_quick_step(a);
     const unsigned blocks = (unsigned)ceil_div(n, GROUP / LANES * THREADS);
-    check_numbers("adamw", first, a.parts);
+    check_numbers("adamw", first, a.numbering);
     if (n == 0)
         return;
     with_type(w, [&](auto *wp) {
@@ -138,7 +138,7 @@ void adamw_fp8(Tensor w, Tensor m, Tensor v, Tensor grad, const AdamW &a, uint64
             with_forms(m, v, [&](auto fm, auto fv) {
                 adamw_fp8_kernel<decltype(fm), decltype(fv)>
                     <<<blocks, THREADS, 0, device_stream()>>>(wp, m1, m2, gp, (unsigned)n, s, first,
-                                                              a.parts);
+                                                              a.numbering);
             });
         });
     });

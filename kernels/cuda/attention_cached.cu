@@ -2,43 +2,43 @@
  * kernels/cpu/attention.c.
  *
  * A single token would give one block per head, too few for the GPU, so keys are divided into
- * parts: a block has one head of one token and one part, and stores its maximum, sum and weighted
- * values; a second kernel combines the parts [Dao et al. 2023, Flash-Decoding]. The number of parts
- * depends only on the shape, and all sums have one order, so the bits are always the same. The
- * tokens of a prompt give enough blocks: they read keys from the L2 cache once per token.
+ * splits: a block has one head of one token and one split, and stores its maximum, sum and weighted
+ * values; a second kernel combines the splits [Dao et al. 2023, Flash-Decoding]. The number of
+ * splits depends only on the shape, and all sums have one order, so the bits are always the same.
+ * The tokens of a prompt give enough blocks: they read keys from the L2 cache once per token.
  *
  * Threads: a warp takes KEYS keys at a time; a lane holds elements lane, lane + 32, ... of the
  * head. Bytes: keys and values, once per query head of their group, the first time from memory. */
 #include "kernels/cuda/cuda.h"
 
 static constexpr int KEYS = 8, WARPS = 4, THREADS = 32 * WARPS;
-/* parts are made for BLOCKS blocks, with at least LEAST_KEYS keys */
+/* splits are made for BLOCKS blocks, with at least LEAST_KEYS keys */
 static constexpr int BLOCKS = 1024, LEAST_KEYS = 64;
 
 struct Shape {
     int H, K, D, qkv_width, kv_width;
     float scale;
     int past, window; /* window: larger than any distance if there is none */
-    int parts;
+    int splits;
 };
 
-/* A range of keys. part_of: part number `part` of the keys that token t sees. */
+/* A range of keys. split_of: split number `split` of the keys that token t sees. */
 struct Range {
     int from, to;
 };
 
-__device__ static Range part_of(const Shape &s, int t, int part)
+__device__ static Range split_of(const Shape &s, int t, int split)
 {
     const int last = s.past + t, first = last >= s.window ? last - s.window + 1 : 0;
-    const int each = (last - first) / s.parts + 1, from = first + part * each;
+    const int each = (last - first) / s.splits + 1, from = first + split * each;
     return { from, min(from + each, last + 1) };
 }
 
-/* The result of one part of the keys: the largest score, the sum of the weights exp(score -
+/* The result of one split of the keys: the largest score, the sum of the weights exp(score -
  * largest), and the D sums of the values times these weights. */
-__device__ static float *part_at(float *parts, const Shape &s, int t, int h, int part)
+__device__ static float *split_at(float *splits, const Shape &s, int t, int h, int split)
 {
-    return parts + (((size_t)t * s.H + h) * s.parts + part) * (s.D + 2);
+    return splits + (((size_t)t * s.H + h) * s.splits + split) * (s.D + 2);
 }
 
 template <typename T>
@@ -76,11 +76,12 @@ __device__ static void merge_warps(float *to, const float *shared, int D)
     for (int w = 0; w < WARPS; w++)
         sum += top == -INFINITY ? 0.0f : shared[w * (D + 2) + 1] * expf(shared[w * (D + 2)] - top);
     for (int d = threadIdx.x; d < D; d += THREADS) {
-        float mix = 0;
+        float weighted = 0;
         for (int w = 0; w < WARPS; w++)
-            mix += top == -INFINITY ? 0.0f
-                                    : shared[w * (D + 2) + 2 + d] * expf(shared[w * (D + 2)] - top);
-        to[2 + d] = mix;
+            weighted += top == -INFINITY
+                            ? 0.0f
+                            : shared[w * (D + 2) + 2 + d] * expf(shared[w * (D + 2)] - top);
+        to[2 + d] = weighted;
     }
     if (threadIdx.x == 0) {
         to[0] = top;
@@ -90,12 +91,12 @@ __device__ static void merge_warps(float *to, const float *shared, int D)
 
 template <typename T, int C>
 __global__ void __launch_bounds__(THREADS)
-    part_kernel(float *parts, const T *qkv, const T *k, const T *v, Shape s)
+    split_kernel(float *splits, const T *qkv, const T *k, const T *v, Shape s)
 {
     extern __shared__ float shared[];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int h = blockIdx.x % s.H, t = blockIdx.x / s.H, kv = h / (s.H / s.K);
-    const Range keys = part_of(s, t, blockIdx.y);
+    const Range keys = split_of(s, t, blockIdx.y);
     const T *query = qkv + (size_t)t * s.qkv_width + h * s.D;
     float q[C], out[C] = {}, top = -INFINITY, sum = 0;
 #pragma unroll
@@ -140,43 +141,44 @@ __global__ void __launch_bounds__(THREADS)
         if (lane + 32 * c < s.D)
             own[2 + lane + 32 * c] = out[c];
     __syncthreads();
-    merge_warps(part_at(parts, s, t, h, blockIdx.y), shared, s.D);
+    merge_warps(split_at(splits, s, t, h, blockIdx.y), shared, s.D);
 }
 
-/* A part without keys has -infinity and zeros. */
+/* A split without keys has -infinity and zeros. */
 template <typename T>
-__global__ void merge_kernel(T *y, float *parts, Shape s)
+__global__ void merge_kernel(T *y, float *splits, Shape s)
 {
     const int h = blockIdx.x % s.H, t = blockIdx.x / s.H;
-    const float *part = part_at(parts, s, t, h, 0);
+    const float *split = split_at(splits, s, t, h, 0);
     float top = -INFINITY, sum = 0;
-    for (int i = 0; i < s.parts; i++)
-        top = fmaxf(top, part[i * (s.D + 2)]);
-    for (int i = 0; i < s.parts; i++)
-        sum += part[i * (s.D + 2) + 1] * expf(part[i * (s.D + 2)] - top);
+    for (int i = 0; i < s.splits; i++)
+        top = fmaxf(top, split[i * (s.D + 2)]);
+    for (int i = 0; i < s.splits; i++)
+        sum += split[i * (s.D + 2) + 1] * expf(split[i * (s.D + 2)] - top);
     for (int d = threadIdx.x; d < s.D; d += blockDim.x) {
-        float mix = 0;
-        for (int i = 0; i < s.parts; i++)
-            mix += part[i * (s.D + 2) + 2 + d] * expf(part[i * (s.D + 2)] - top);
-        y[((size_t)t * s.H + h) * s.D + d] = from_float<T>(mix / sum);
+        float weighted = 0;
+        for (int i = 0; i < s.splits; i++)
+            weighted += split[i * (s.D + 2) + 2 + d] * expf(split[i * (s.D + 2)] - top);
+        y[((size_t)t * s.H + h) * s.D + d] = from_float<T>(weighted / sum);
     }
 }
 
 template <typename T, int C>
 static void launch(Tensor y, Tensor qkv, KvCache cache, const Shape &s, int tokens)
 {
-    /* scratch memory for the largest number of parts, so that it does not grow from token to
+    /* scratch memory for the largest number of splits, so that it does not grow from token to
      * token */
     const size_t heads = (size_t)tokens * s.H, most = heads > BLOCKS ? heads : BLOCKS;
-    float *parts = (float *)device_scratch(most * (s.D + 2) * sizeof(float), SCRATCH_ATTENTION_OWN);
+    float *splits =
+        (float *)device_scratch(most * (s.D + 2) * sizeof(float), SCRATCH_ATTENTION_OWN);
     T *k = (T *)cache.k.data, *v = (T *)cache.v.data;
     const T *in = (const T *)qkv.data;
     append_kernel<T><<<tokens, 256, 0, device_stream()>>>(k, v, in, s);
     LAUNCH_CHECK();
-    part_kernel<T, C><<<dim3((unsigned)heads, s.parts), THREADS, WARPS *(s.D + 2) * sizeof(float),
-                        device_stream()>>>(parts, in, k, v, s);
+    split_kernel<T, C><<<dim3((unsigned)heads, s.splits), THREADS, WARPS *(s.D + 2) * sizeof(float),
+                         device_stream()>>>(splits, in, k, v, s);
     LAUNCH_CHECK();
-    merge_kernel<T><<<(unsigned)heads, 128, 0, device_stream()>>>((T *)y.data, parts, s);
+    merge_kernel<T><<<(unsigned)heads, 128, 0, device_stream()>>>((T *)y.data, splits, s);
     LAUNCH_CHECK();
 }
 

@@ -36,7 +36,7 @@ static void describe(Work *w, Attention a, Documents docs)
 }
 
 /* Takes `bytes` of scratch memory; the rest stays 256-byte aligned. */
-static char *piece(char **memory, size_t bytes)
+static char *take(char **memory, size_t bytes)
 {
     char *p = *memory;
     *memory += (bytes + 255) / 256 * 256;
@@ -73,7 +73,7 @@ void attention_sm90_forward(Tensor y, float *lse, Tensor qkv, Attention a, Docum
     w.K = a.K, w.y = (bf16 *)y.data, w.lse = lse;
     char *memory =
         (char *)attention_scratch(a, 256 + sizeof(float) * (size_t)a.K * (size_t)w.blocks);
-    w.ticket = (int *)piece(&memory, sizeof(int));
+    w.ticket = (int *)take(&memory, sizeof(int));
     if (norms_pay(w, docs)) {
         w.k_norm = (float *)memory;
         key_norm_kernel<<<dim3(w.blocks, a.K), SIDE_THREADS, 0, device_stream()>>>(
@@ -99,11 +99,11 @@ static bf16 *place(Backward *w, Tensor dqkv, Attention a)
                  numel = (size_t)dqkv.rows * a.H * a.D;
     const size_t heads = a.K < a.H ? 2 * numel * sizeof(bf16) : 0;
     char *memory = (char *)attention_scratch(a, rows + dq + turn + heads + 5 * 256);
-    w->rows = (float *)piece(&memory, rows);
-    w->dq = (float *)piece(&memory, dq);
-    w->turn = (int *)piece(&memory, turn);
-    w->ticket = (int *)piece(&memory, sizeof(int));
-    bf16 *own = (bf16 *)piece(&memory, heads);
+    w->rows = (float *)take(&memory, rows);
+    w->dq = (float *)take(&memory, dq);
+    w->turn = (int *)take(&memory, turn);
+    w->ticket = (int *)take(&memory, sizeof(int));
+    bf16 *own = (bf16 *)take(&memory, heads);
     w->dk = heads ? own : (bf16 *)dqkv.data + a.H * a.D;
     w->dv = w->dk + (heads ? numel : (size_t)a.K * a.D);
     w->kv_width = heads ? a.H * a.D : dqkv.cols;

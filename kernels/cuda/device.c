@@ -3,7 +3,8 @@
  *
  * Copies between host and device go through a ring of pinned buffers. A copy from pageable memory
  * would make the driver wait for the stream; with the ring device_put returns as soon as the bytes
- * are in a pinned buffer, and the host waits only when it is STAGES buffers ahead of the device. */
+ * are in a pinned buffer, and the host waits only when it is STAGING_BUFFERS buffers ahead of the
+ * device. */
 #include "kernels/cuda/cuda.h"
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/nvml.h"
@@ -14,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { STAGES = 32, STAGING_DEPTH = 4 };
+enum { STAGING_BUFFERS = 32, STAGING_DEPTH = 4 };
 static const size_t STAGING_BYTES = 1 << 20;
 
 struct DeviceMark {
@@ -32,12 +33,12 @@ static struct {
         void *data;
         size_t bytes;
     } scratch[SCRATCH_SLOTS];
-    /* event: last copy of the stage is done */
+    /* event: last copy of the buffer is done */
     struct {
         char *data;
         cudaEvent_t event;
-    } stage[STAGES];
-    unsigned next_stage;
+    } staging[STAGING_BUFFERS];
+    unsigned next_staging;
 } dev;
 
 /* ---- checks ---------------------------------------------------------------------------------- */
@@ -134,10 +135,10 @@ void device_init(int local_rank)
     device_queue(QUEUE_COMPUTE);
 
     char *pinned;
-    CUDA_CHECK(cudaMallocHost((void **)&pinned, STAGES * STAGING_BYTES));
-    for (int i = 0; i < STAGES; i++) {
-        dev.stage[i].data = pinned + i * STAGING_BYTES;
-        CUDA_CHECK(cudaEventCreateWithFlags(&dev.stage[i].event, cudaEventDisableTiming));
+    CUDA_CHECK(cudaMallocHost((void **)&pinned, STAGING_BUFFERS * STAGING_BYTES));
+    for (int i = 0; i < STAGING_BUFFERS; i++) {
+        dev.staging[i].data = pinned + i * STAGING_BYTES;
+        CUDA_CHECK(cudaEventCreateWithFlags(&dev.staging[i].event, cudaEventDisableTiming));
     }
 }
 
@@ -326,10 +327,10 @@ void *attention_scratch(Attention a, size_t bytes)
 /* ---- copies ---------------------------------------------------------------------------------- */
 
 /* The next pinned buffer; waits until its last copy is done. */
-static unsigned acquire_stage(void)
+static unsigned acquire_staging(void)
 {
-    unsigned i = dev.next_stage++ % STAGES;
-    CUDA_CHECK(cudaEventSynchronize(dev.stage[i].event));
+    unsigned i = dev.next_staging++ % STAGING_BUFFERS;
+    CUDA_CHECK(cudaEventSynchronize(dev.staging[i].event));
     return i;
 }
 
@@ -341,12 +342,12 @@ static size_t chunk_bytes(size_t bytes, size_t at)
 void backend_device_put(void *dst, const void *src, size_t bytes)
 {
     for (size_t at = 0; at < bytes; at += STAGING_BYTES) {
-        unsigned i = acquire_stage();
+        unsigned i = acquire_staging();
         size_t n = chunk_bytes(bytes, at);
-        memcpy(dev.stage[i].data, (const char *)src + at, n);
-        CUDA_CHECK(
-            cudaMemcpyAsync((char *)dst + at, dev.stage[i].data, n, cudaMemcpyDefault, dev.stream));
-        CUDA_CHECK(cudaEventRecord(dev.stage[i].event, dev.stream));
+        memcpy(dev.staging[i].data, (const char *)src + at, n);
+        CUDA_CHECK(cudaMemcpyAsync((char *)dst + at, dev.staging[i].data, n, cudaMemcpyDefault,
+                                   dev.stream));
+        CUDA_CHECK(cudaEventRecord(dev.staging[i].event, dev.stream));
     }
 }
 
@@ -359,20 +360,20 @@ void backend_device_get(void *dst, const void *src, size_t bytes)
         return;
     }
     size_t chunks = ceil_div(bytes, STAGING_BYTES);
-    unsigned stage[STAGING_DEPTH];
+    unsigned staging[STAGING_DEPTH];
     for (size_t c = 0; c < chunks + STAGING_DEPTH; c++) {
-        unsigned *s = &stage[c % STAGING_DEPTH];
+        unsigned *s = &staging[c % STAGING_DEPTH];
         if (c >= STAGING_DEPTH && c - STAGING_DEPTH < chunks) {
             size_t at = (c - STAGING_DEPTH) * STAGING_BYTES;
-            CUDA_CHECK(cudaEventSynchronize(dev.stage[*s].event));
-            memcpy((char *)dst + at, dev.stage[*s].data, chunk_bytes(bytes, at));
+            CUDA_CHECK(cudaEventSynchronize(dev.staging[*s].event));
+            memcpy((char *)dst + at, dev.staging[*s].data, chunk_bytes(bytes, at));
         }
         if (c < chunks) {
             size_t at = c * STAGING_BYTES, n = chunk_bytes(bytes, at);
-            *s = acquire_stage();
-            CUDA_CHECK(cudaMemcpyAsync(dev.stage[*s].data, (const char *)src + at, n,
+            *s = acquire_staging();
+            CUDA_CHECK(cudaMemcpyAsync(dev.staging[*s].data, (const char *)src + at, n,
                                        cudaMemcpyDefault, dev.stream));
-            CUDA_CHECK(cudaEventRecord(dev.stage[*s].event, dev.stream));
+            CUDA_CHECK(cudaEventRecord(dev.staging[*s].event, dev.stream));
         }
     }
     CUDA_CHECK(cudaStreamSynchronize(dev.stream));

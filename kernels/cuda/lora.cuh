@@ -1,75 +1,77 @@
-/* Shared by the kernels of adapters: parts of the adapter matrix, tensor-core products, and FP8
- * codes as BF16, which is exact. */
+/* Shared by the kernels of adapters: projections of the adapter matrix, tensor-core products, and
+ * FP8 codes as BF16, which is exact. */
 #pragma once
 #include "kernels/cuda/readers.cuh"
 
-/* ---- parts ----------------------------------------------------------------------------------- */
+/* ---- projections ----------------------------------------------------------------------------- */
 
 /* Columns first .. first + width - 1 of the wide tensor. The matrix element for its column c and
  * column xa + j, j < rank, of the xa is at `at` + c * by_column + j * by_rank. block: number of
- * blocks of columns before this part. */
-struct LoraPart {
+ * blocks of columns before this projection. */
+struct LoraProjection {
     int first, width, xa, block;
     size_t at;
 };
-struct LoraParts {
+struct LoraProjections {
     int count, rank;
     size_t by_column, by_rank;
-    LoraPart part[LORA_PARTS];
+    LoraProjection projection[LORA_PROJECTIONS];
 };
 
-LoraParts lora_parts(LoraMatrix m, int rank, int C); /* lora.cu */
+LoraProjections lora_projections(LoraMatrix m, int rank, int C); /* lora.cu */
 
-/* Numbers blocks of `columns` columns, none of which spans two parts; returns the number of
+/* Numbers blocks of `columns` columns, none of which spans two projections; returns the number of
  * blocks. */
-static inline int number_blocks(LoraParts &parts, int columns)
+static inline int number_blocks(LoraProjections &projections, int columns)
 {
     int blocks = 0;
-    for (int i = 0; i < parts.count; i++) {
-        parts.part[i].block = blocks;
-        blocks += (int)ceil_div(parts.part[i].width, columns);
+    for (int i = 0; i < projections.count; i++) {
+        projections.projection[i].block = blocks;
+        blocks += (int)ceil_div(projections.projection[i].width, columns);
     }
     return blocks;
 }
 
-/* NOTE: a run-time index would copy all parts to local memory. */
-__device__ inline LoraPart part_number(const LoraParts &parts, int number)
+/* NOTE: a run-time index would copy all projections to local memory. */
+__device__ inline LoraProjection projection_number(const LoraProjections &projections, int number)
 {
-    LoraPart part = parts.part[0];
+    LoraProjection projection = projections.projection[0];
 #pragma unroll
-    for (int i = 1; i < LORA_PARTS; i++)
+    for (int i = 1; i < LORA_PROJECTIONS; i++)
         if (i == number)
-            part = parts.part[i];
-    return part;
+            projection = projections.projection[i];
+    return projection;
 }
 
-__device__ inline LoraPart part_of_block(const LoraParts &parts, int block)
+__device__ inline LoraProjection projection_of_block(const LoraProjections &projections, int block)
 {
-    LoraPart part = parts.part[0];
+    LoraProjection projection = projections.projection[0];
 #pragma unroll
-    for (int i = 1; i < LORA_PARTS; i++)
-        if (i < parts.count && block >= parts.part[i].block)
-            part = parts.part[i];
-    return part;
+    for (int i = 1; i < LORA_PROJECTIONS; i++)
+        if (i < projections.count && block >= projections.projection[i].block)
+            projection = projections.projection[i];
+    return projection;
 }
 
-/* True if the columns of every part, and so of C, can be accessed `each` elements at a time. */
-static inline bool parts_aligned(const LoraParts &parts, Tensor wide, int each)
+/* True if the columns of every projection, and so of C, can be accessed `each` elements at a
+ * time. */
+static inline bool projections_aligned(const LoraProjections &projections, Tensor wide, int each)
 {
     bool aligned = wide.cols % each == 0 && (uintptr_t)wide.data % 16 == 0;
-    for (int i = 0; i < parts.count; i++)
-        aligned = aligned && parts.part[i].first % each == 0 && parts.part[i].width % each == 0;
+    for (int i = 0; i < projections.count; i++)
+        aligned = aligned && projections.projection[i].first % each == 0 &&
+                  projections.projection[i].width % each == 0;
     return aligned;
 }
 
 /* The fast kernels. The caller has checked the arguments. They return false, without doing
  * anything, if they do not support the formats or shapes. */
 /* lora_narrow.cu */
-bool lora_narrow_fast(Tensor xa, Tensor x, Tensor w, LoraParts parts, float scale);
+bool lora_narrow_fast(Tensor xa, Tensor x, Tensor w, LoraProjections projections, float scale);
 /* lora_widen.cu */
-bool lora_widen_fast(Tensor y, Tensor xa, Tensor w, LoraParts parts, Tensor add);
+bool lora_widen_fast(Tensor y, Tensor xa, Tensor w, LoraProjections projections, Tensor add);
 /* lora_dw.cu */
-bool lora_dw_fast(Tensor dw, LoraParts parts, Tensor xa, Tensor x);
+bool lora_dw_fast(Tensor dw, LoraProjections projections, Tensor xa, Tensor x);
 
 /* swiglu_lora.cu: swiglu_forward with an adapter's product. The caller has checked the other
  * arguments. The functions return false, without doing anything, if there is no product, or if they

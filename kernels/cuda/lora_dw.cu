@@ -179,17 +179,18 @@ __device__ static inline void gather(float *shared, float (&sum)[JT][8][4])
 template <DType D, int JT>
 __global__ __launch_bounds__(THREADS, JT == 1 ? 2 : 1) void dw_fast_kernel(
     float *partial, size_t numel, const uint8_t *x, const float *x_scale, const bf16 *xa,
-    LoraParts parts, int N, int C, int rank_blocks, int range, bool xa_aligned)
+    LoraProjections projections, int N, int C, int rank_blocks, int range, bool xa_aligned)
 {
     extern __shared__ uint4 memory[];
     bf16 *held = (bf16 *)memory;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, block = blockIdx.x / rank_blocks;
-    const int j0 = blockIdx.x % rank_blocks * 16 * JT, xa_cols = parts.count * parts.rank;
-    const LoraPart part = part_of_block(parts, block);
-    const int c0 = (block - part.block) * COLUMNS, column = c0 + warp % 2 * 64 + lane / 4 * 8;
-    const uint8_t *from = x + (size_t)(part.first + column) * WIDE_BYTES<D>;
+    const int j0 = blockIdx.x % rank_blocks * 16 * JT,
+              xa_cols = projections.count * projections.rank;
+    const LoraProjection projection = projection_of_block(projections, block);
+    const int c0 = (block - projection.block) * COLUMNS, column = c0 + warp % 2 * 64 + lane / 4 * 8;
+    const uint8_t *from = x + (size_t)(projection.first + column) * WIDE_BYTES<D>;
     const int n0 = blockIdx.y * range, end = min(N, n0 + range), slice = warp / 2 * 16 * UNROLL<D>;
-    const int end_x = column < part.width ? end : 0;
+    const int end_x = column < projection.width ? end : 0;
     const unsigned row_bytes = C * WIDE_BYTES<D>;
     Row<D> now[UNROLL<D>][4], next[UNROLL<D>][4];
     float sum[JT][8][4] = {};
@@ -199,8 +200,8 @@ __global__ __launch_bounds__(THREADS, JT == 1 ? 2 : 1) void dw_fast_kernel(
         if (held_row == 0) {
             const int count = min(XA_TOKENS<JT>, (end - n + STEP<D> - 1) / STEP<D> * STEP<D>);
             __syncthreads();
-            hold_xa<JT>(held, xa + part.xa + j0, xa_cols, parts.rank - j0, n, count, end,
-                        xa_aligned);
+            hold_xa<JT>(held, xa + projection.xa + j0, xa_cols, projections.rank - j0, n, count,
+                        end, xa_aligned);
             __syncthreads();
         }
         load_rows<D>(next, from, n + STEP<D> + slice, end_x, row_bytes);
@@ -214,12 +215,12 @@ __global__ __launch_bounds__(THREADS, JT == 1 ? 2 : 1) void dw_fast_kernel(
     gather<JT>((float *)memory, sum);
     /* in the layout of dw */
     for (int i = threadIdx.x; i < COLUMNS * 16 * JT; i += THREADS) {
-        const bool ranks_first = parts.by_rank == 1;
+        const bool ranks_first = projections.by_rank == 1;
         const int j = ranks_first ? i % (16 * JT) : i / COLUMNS,
                   c = ranks_first ? i / (16 * JT) : i % COLUMNS;
-        if (c0 + c < part.width && j0 + j < parts.rank)
-            partial[blockIdx.y * numel + part.at + (c0 + c) * parts.by_column +
-                    (j0 + j) * parts.by_rank] = sums[c * (16 * JT + 1) + j] * factor;
+        if (c0 + c < projection.width && j0 + j < projections.rank)
+            partial[blockIdx.y * numel + projection.at + (c0 + c) * projections.by_column +
+                    (j0 + j) * projections.by_rank] = sums[c * (16 * JT + 1) + j] * factor;
     }
 }
 
@@ -245,9 +246,9 @@ __global__ __launch_bounds__(THREADS) void add_partials_kernel(AnyOut dw, bool e
 /* ---- launches -------------------------------------------------------------------------------- */
 
 template <DType D, int JT>
-static void launch(Tensor dw, LoraParts parts, Tensor xa, Tensor x, int rank_blocks)
+static void launch(Tensor dw, LoraProjections projections, Tensor xa, Tensor x, int rank_blocks)
 {
-    const int N = x.rows, blocks = number_blocks(parts, COLUMNS) * rank_blocks,
+    const int N = x.rows, blocks = number_blocks(projections, COLUMNS) * rank_blocks,
               wave = device_sm_count() * (JT == 1 ? 2 : 1);
     const size_t numel = tensor_numel(dw), held = sizeof(bf16) * XA_TOKENS<JT> * XA_STRIDE<JT>;
     const size_t sums = sizeof(float) * 2 * 2 * 32 * JT * 32, bytes = held > sums ? held : sums;
@@ -257,13 +258,14 @@ static void launch(Tensor dw, LoraParts parts, Tensor xa, Tensor x, int rank_blo
     const int most = (int)ceil_div(N, RANGE), wanted = wave / blocks < 1 ? 1 : wave / blocks;
     const int range = (int)ceil_div(ceil_div(N, wanted < most ? wanted : most), RANGE) * RANGE,
               ranges = (int)ceil_div(N, range);
-    const bool aligned = xa.cols % 8 == 0 && parts.rank % 8 == 0 && (uintptr_t)xa.data % 16 == 0;
+    const bool aligned =
+        xa.cols % 8 == 0 && projections.rank % 8 == 0 && (uintptr_t)xa.data % 16 == 0;
     float *partial = (float *)device_scratch(ranges * numel * sizeof(float), SCRATCH_0);
     const auto kernel = dw_fast_kernel<D, JT>;
     CUDA_CHECK(cudaFuncSetAttribute((const void *)kernel,
                                     cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
     kernel<<<dim3(blocks, ranges), THREADS, bytes, device_stream()>>>(
-        partial, numel, (const uint8_t *)x.data, scale_of(x), (const bf16 *)xa.data, parts, N,
+        partial, numel, (const uint8_t *)x.data, scale_of(x), (const bf16 *)xa.data, projections, N,
         x.cols, rank_blocks, range, aligned);
     LAUNCH_CHECK();
     add_partials_kernel<<<(unsigned)ceil_div(numel, THREADS), THREADS, 0, device_stream()>>>(
@@ -271,22 +273,22 @@ static void launch(Tensor dw, LoraParts parts, Tensor xa, Tensor x, int rank_blo
     LAUNCH_CHECK();
 }
 
-bool lora_dw_fast(Tensor dw, LoraParts parts, Tensor xa, Tensor x)
+bool lora_dw_fast(Tensor dw, LoraProjections projections, Tensor xa, Tensor x)
 {
-    const int rank_blocks = (int)ceil_div(parts.rank, MAX_RANK),
-              ranks = (int)ceil_div(parts.rank, rank_blocks);
-    if (x.format.dtype == F32 || xa.format.dtype != BF16 || !parts_aligned(parts, x, 8))
+    const int rank_blocks = (int)ceil_div(projections.rank, MAX_RANK),
+              ranks = (int)ceil_div(projections.rank, rank_blocks);
+    if (x.format.dtype == F32 || xa.format.dtype != BF16 || !projections_aligned(projections, x, 8))
         return false;
     with_wide(x, [&](auto format) {
         constexpr DType D = decltype(format)();
         if (ranks <= 16)
-            launch<D, 1>(dw, parts, xa, x, rank_blocks);
+            launch<D, 1>(dw, projections, xa, x, rank_blocks);
         else if (ranks <= 32)
-            launch<D, 2>(dw, parts, xa, x, rank_blocks);
+            launch<D, 2>(dw, projections, xa, x, rank_blocks);
         else if (ranks <= 48)
-            launch<D, 3>(dw, parts, xa, x, rank_blocks);
+            launch<D, 3>(dw, projections, xa, x, rank_blocks);
         else
-            launch<D, 4>(dw, parts, xa, x, rank_blocks);
+            launch<D, 4>(dw, projections, xa, x, rank_blocks);
     });
     return true;
 }

@@ -1,9 +1,9 @@
 /* xa = scale x w for x in BF16 or FP8 and w in BF16: x is read once.
  *
- * A block has 128 tokens and up to 64 columns of xa, and loops over the columns of one part in
- * stages of 128 bytes per token; several stages are in flight to shared memory. Four warps share 32
- * tokens: each sums a quarter of every stage, and the quarters are added at the end. A block also
- * reads all of w, from L2: NT/8 of the bytes of x in FP8, half of that in BF16. A first kernel
+ * A block has 128 tokens and up to 64 columns of xa, and loops over the columns of one projection
+ * in stages of 128 bytes per token; several stages are in flight to shared memory. Four warps share
+ * 32 tokens: each sums a quarter of every stage, and the quarters are added at the end. A block
+ * also reads all of w, from L2: NT/8 of the bytes of x in FP8, half of that in BF16. A first kernel
  * stores w in the layout of tensor-core operands. */
 #include "kernels/cuda/lora.cuh"
 
@@ -28,10 +28,11 @@ constexpr int W_PACKS = SLICES * STEPS<D> * (NT / 2) * 32;
 
 /* Pack [stage][block of ranks][slice][step][pair of eights][lane 4 g + t]: elements of w for
  * columns 4 step .. 4 step + 3 of thread t's columns in a slice and column g of both eights; 0
- * after the part's columns and after the rank. */
+ * after the projection's columns and after the rank. */
 template <DType D, int NT>
-__global__ __launch_bounds__(256) void lay_out_kernel(uint4 *packs, const bf16 *w, LoraParts parts,
-                                                      int rank_blocks, int count)
+__global__ __launch_bounds__(256) void lay_out_kernel(uint4 *packs, const bf16 *w,
+                                                      LoraProjections projections, int rank_blocks,
+                                                      int count)
 {
     const int i = blockIdx.x * 256 + threadIdx.x, lane = i % 32, pair = i / 32 % (NT / 2),
               step = i / (16 * NT) % STEPS<D>;
@@ -39,17 +40,19 @@ __global__ __launch_bounds__(256) void lay_out_kernel(uint4 *packs, const bf16 *
     const int stage = i / W_PACKS<D, NT> / rank_blocks;
     if (i >= count)
         return;
-    const LoraPart part = part_of_block(parts, stage);
-    const int column =
-        (stage - part.block) * COLUMNS<D> + (4 * slice + lane % 4) * (COLUMNS<D> / 16) + 4 * step;
+    const LoraProjection projection = projection_of_block(projections, stage);
+    const int column = (stage - projection.block) * COLUMNS<D> +
+                       (4 * slice + lane % 4) * (COLUMNS<D> / 16) + 4 * step;
     uint32_t word[4];
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         const int c = column + k % 2 * 2, j = (block * NT + 2 * pair + k / 2) * 8 + lane / 4;
-        const bf16 *from = w + part.at + c * parts.by_column + j * parts.by_rank;
-        const bool known = j < parts.rank;
-        word[k] = known && c < part.width ? element_bits(from) : 0;
-        word[k] |= known && c + 1 < part.width ? element_bits(from + parts.by_column) << 16 : 0;
+        const bf16 *from = w + projection.at + c * projections.by_column + j * projections.by_rank;
+        const bool known = j < projections.rank;
+        word[k] = known && c < projection.width ? element_bits(from) : 0;
+        word[k] |= known && c + 1 < projection.width
+                       ? element_bits(from + projections.by_column) << 16
+                       : 0;
     }
     packs[i] = make_uint4(word[0], word[1], word[2], word[3]);
 }
@@ -80,14 +83,16 @@ __device__ static inline void wait_groups()
  * uses different banks. */
 template <DType D, int NT>
 __device__ static inline void fetch(uint4 *to, const uint8_t *x, const uint4 *w,
-                                    const LoraPart &part, int stage, int n0, int N, int C)
+                                    const LoraProjection &projection, int stage, int n0, int N,
+                                    int C)
 {
 #pragma unroll
     for (int k = 0; k < X_PACKS / THREADS; k++) {
         const int i = threadIdx.x + k * THREADS, token = i / 8, chunk = i % 8,
                   at = stage * ROW_BYTES + 16 * chunk;
-        const int left = n0 + token < N ? part.width * WIDE_BYTES<D> - at : 0;
-        const uint8_t *from = x + ((size_t)(n0 + token) * C + part.first) * WIDE_BYTES<D> + at;
+        const int left = n0 + token < N ? projection.width * WIDE_BYTES<D> - at : 0;
+        const uint8_t *from =
+            x + ((size_t)(n0 + token) * C + projection.first) * WIDE_BYTES<D> + at;
         copy_async(to + 8 * token + (chunk ^ 2 * (token % 4)), left > 0 ? from : x,
                    min(max(left, 0), 16));
     }
@@ -165,20 +170,21 @@ __device__ static inline void add_slices(float (&sum)[2][NT][4], float *shared)
 
 template <DType D, int NT>
 __global__ __launch_bounds__(THREADS, NT == 2 ? 2 : 1) void narrow_fast_kernel(
-    AnyOut xa, const uint8_t *x, const float *x_scale, const uint4 *packs, LoraParts parts, int N,
-    int C, float scale, int rank_blocks)
+    AnyOut xa, const uint8_t *x, const float *x_scale, const uint4 *packs,
+    LoraProjections projections, int N, int C, float scale, int rank_blocks)
 {
     extern __shared__ uint4 stages[];
     constexpr int AHEAD = STAGES<NT> - 1, STAGE_PACKS = X_PACKS + W_PACKS<D, NT>;
-    const LoraPart part = part_number(parts, blockIdx.y);
+    const LoraProjection projection = projection_number(projections, blockIdx.y);
     const int rank_block = blockIdx.x % rank_blocks, n0 = blockIdx.x / rank_blocks * TOKENS;
-    const int count = (part.width + COLUMNS<D> - 1) / COLUMNS<D>;
+    const int count = (projection.width + COLUMNS<D> - 1) / COLUMNS<D>;
     float sum[2][NT][4] = {};
     const auto begin = [&](int stage) {
-        const uint4 *w =
-            packs + ((size_t)(part.block + stage) * rank_blocks + rank_block) * W_PACKS<D, NT>;
+        const uint4 *w = packs + ((size_t)(projection.block + stage) * rank_blocks + rank_block) *
+                                     W_PACKS<D, NT>;
         if (stage < count)
-            fetch<D, NT>(stages + stage % STAGES<NT> * STAGE_PACKS, x, w, part, stage, n0, N, C);
+            fetch<D, NT>(stages + stage % STAGES<NT> * STAGE_PACKS, x, w, projection, stage, n0, N,
+                         C);
         close_group();
     };
     for (int i = 0; i < AHEAD; i++)
@@ -200,51 +206,53 @@ __global__ __launch_bounds__(THREADS, NT == 2 ? 2 : 1) void narrow_fast_kernel(
     for (int i = 0; i < 8 * NT; i++) {
         const int m = i / (4 * NT), k = i % 4, n = first + 16 * m + k / 2 * 8;
         const int j = (rank_block * NT + i / 4 % NT) * 8 + lane % 4 * 2 + k % 2;
-        const size_t at = (size_t)n * (parts.count * parts.rank) + part.xa + j;
+        const size_t at = (size_t)n * (projections.count * projections.rank) + projection.xa + j;
         const float value = sum[m][i / 4 % NT][k] * factor;
-        if (n < N && j < parts.rank && xa.is_f32)
+        if (n < N && j < projections.rank && xa.is_f32)
             ((float *)xa.data)[at] = value;
-        else if (n < N && j < parts.rank)
+        else if (n < N && j < projections.rank)
             ((bf16 *)xa.data)[at] = from_float<bf16>(value);
     }
 }
 
 template <DType D, int NT>
-static void launch(Tensor xa, Tensor x, Tensor w, LoraParts parts, float scale, int rank_blocks)
+static void launch(Tensor xa, Tensor x, Tensor w, LoraProjections projections, float scale,
+                   int rank_blocks)
 {
-    const int N = x.rows, count = number_blocks(parts, COLUMNS<D>) * rank_blocks * W_PACKS<D, NT>;
+    const int N = x.rows,
+              count = number_blocks(projections, COLUMNS<D>) * rank_blocks * W_PACKS<D, NT>;
     const int bytes = STAGES<NT> * (X_PACKS + W_PACKS<D, NT>)*(int)sizeof(uint4);
     uint4 *packs = (uint4 *)device_scratch(count * sizeof *packs, SCRATCH_0);
     const auto kernel = narrow_fast_kernel<D, NT>;
     CUDA_CHECK(cudaFuncSetAttribute((const void *)kernel,
                                     cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     lay_out_kernel<D, NT><<<(unsigned)ceil_div(count, 256), 256, 0, device_stream()>>>(
-        packs, (const bf16 *)w.data, parts, rank_blocks, count);
+        packs, (const bf16 *)w.data, projections, rank_blocks, count);
     LAUNCH_CHECK();
-    const dim3 grid((unsigned)ceil_div(N, TOKENS) * rank_blocks, parts.count);
+    const dim3 grid((unsigned)ceil_div(N, TOKENS) * rank_blocks, projections.count);
     kernel<<<grid, THREADS, bytes, device_stream()>>>(any_out(xa), (const uint8_t *)x.data,
-                                                      scale_of(x), packs, parts, N, x.cols, scale,
-                                                      rank_blocks);
+                                                      scale_of(x), packs, projections, N, x.cols,
+                                                      scale, rank_blocks);
     LAUNCH_CHECK();
 }
 
-bool lora_narrow_fast(Tensor xa, Tensor x, Tensor w, LoraParts parts, float scale)
+bool lora_narrow_fast(Tensor xa, Tensor x, Tensor w, LoraProjections projections, float scale)
 {
-    const int rank_blocks = (int)ceil_div(parts.rank, MAX_RANK),
-              ranks = (int)ceil_div(parts.rank, rank_blocks);
+    const int rank_blocks = (int)ceil_div(projections.rank, MAX_RANK),
+              ranks = (int)ceil_div(projections.rank, rank_blocks);
     if (x.format.dtype == F32 || w.format.dtype != BF16 ||
-        !parts_aligned(parts, x, 16 / (int)dtype_size(x.format.dtype)))
+        !projections_aligned(projections, x, 16 / (int)dtype_size(x.format.dtype)))
         return false;
     with_wide(x, [&](auto format) {
         constexpr DType D = decltype(format)();
         if (ranks <= 16)
-            launch<D, 2>(xa, x, w, parts, scale, rank_blocks);
+            launch<D, 2>(xa, x, w, projections, scale, rank_blocks);
         else if (ranks <= 32)
-            launch<D, 4>(xa, x, w, parts, scale, rank_blocks);
+            launch<D, 4>(xa, x, w, projections, scale, rank_blocks);
         else if (ranks <= 48)
-            launch<D, 6>(xa, x, w, parts, scale, rank_blocks);
+            launch<D, 6>(xa, x, w, projections, scale, rank_blocks);
         else
-            launch<D, 8>(xa, x, w, parts, scale, rank_blocks);
+            launch<D, 8>(xa, x, w, projections, scale, rank_blocks);
     });
     return true;
 }

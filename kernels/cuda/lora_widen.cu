@@ -10,14 +10,15 @@ __global__ __launch_bounds__(THREADS, 2) void widen_fast_kernel(bf16 *y, const b
     extern __shared__ uint4 packs[];
     const Layout l = p.layout;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = warp / l.column_warps;
-    const LoraPart part = part_of_block(p.parts, blockIdx.x);
-    const int c0 = (blockIdx.x - part.block) * l.column_warps * 2 * STRIP;
-    hold_matrix(packs, p, [&](int i) { return strip_of(p.parts, part, c0 + STRIP * i); });
+    const LoraProjection projection = projection_of_block(p.projections, blockIdx.x);
+    const int c0 = (blockIdx.x - projection.block) * l.column_warps * 2 * STRIP;
+    hold_matrix(packs, p,
+                [&](int i) { return strip_of(p.projections, projection, c0 + STRIP * i); });
     __syncthreads();
     /* eight from here on, and eight one strip later */
     const int column = c0 + warp % l.column_warps * 2 * STRIP + lane % 4 * 8;
     const uint4 *matrix = packs + warp % l.column_warps * l.steps * 4 * 32 + lane;
-    const int xa[2] = { part.xa, part.xa };
+    const int xa[2] = { projection.xa, projection.xa };
     const int first = blockIdx.y * TOKENS, end = min(N, first + TOKENS);
     for (int n = first + 16 * M * group + lane / 4; n - lane / 4 < end;
          n += 16 * M * (STRIP_WARPS / l.column_warps)) {
@@ -27,9 +28,9 @@ __global__ __launch_bounds__(THREADS, 2) void widen_fast_kernel(bf16 *y, const b
 #pragma unroll
             for (int i = 0; i < 4 * M; i++) {
                 const int token = n + i / 2 * 8, c = column + i % 2 * STRIP;
-                const int left = token < end ? part.width - c : 0;
+                const int left = token < end ? projection.width - c : 0;
                 before[i / 2][i % 2] =
-                    load_pack<true>(add + (size_t)token * C + part.first + c, left);
+                    load_pack<true>(add + (size_t)token * C + projection.first + c, left);
             }
 #pragma unroll
             for (int i = 0; i < 32 * M; i++)
@@ -43,19 +44,19 @@ __global__ __launch_bounds__(THREADS, 2) void widen_fast_kernel(bf16 *y, const b
 #pragma unroll
             for (int k = 0; k < 8; k++)
                 v[k] = strip_element(sum, i / 2, i % 2, k);
-            store_pack<true>(y + (size_t)token * C + part.first + c, v,
-                             token < end ? part.width - c : 0);
+            store_pack<true>(y + (size_t)token * C + projection.first + c, v,
+                             token < end ? projection.width - c : 0);
         }
     }
 }
 
-bool lora_widen_fast(Tensor y, Tensor xa, Tensor w, LoraParts parts, Tensor add)
+bool lora_widen_fast(Tensor y, Tensor xa, Tensor w, LoraProjections projections, Tensor add)
 {
     Product p;
-    if (!choose_product(&p, xa, w, parts, 0) || y.format.dtype != BF16 ||
-        !parts_aligned(parts, y, 8) || !is_aligned(add, 8))
+    if (!choose_product(&p, xa, w, projections, 0) || y.format.dtype != BF16 ||
+        !projections_aligned(projections, y, 8) || !is_aligned(add, 8))
         return false;
-    const dim3 grid((unsigned)number_blocks(p.parts, p.layout.column_warps * 2 * STRIP),
+    const dim3 grid((unsigned)number_blocks(p.projections, p.layout.column_warps * 2 * STRIP),
                     (unsigned)ceil_div(y.rows, TOKENS));
     const auto kernel = widen_fast_kernel;
     CUDA_CHECK(cudaFuncSetAttribute((const void *)kernel,

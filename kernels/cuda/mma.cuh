@@ -271,15 +271,15 @@ __device__ inline void store_two(float *to, float a, float b)
 template <typename T, int COLUMNS, int ROWS, int THREADS>
 __device__ inline void copy_tile(uint32_t to, const T *from, int width, int rows, int columns)
 {
-    constexpr int PIECE = 16 / sizeof(T), WORD = 4 / sizeof(T),
-                  ACROSS = COLUMNS == 96 ? 16 : COLUMNS / PIECE;
+    constexpr int VECTOR = 16 / sizeof(T), WORD = 4 / sizeof(T),
+                  ACROSS = COLUMNS == 96 ? 16 : COLUMNS / VECTOR;
     constexpr int DOWN = THREADS / ACROSS;
-    const int row = threadIdx.x / ACROSS, column = threadIdx.x % ACROSS * PIECE;
+    const int row = threadIdx.x / ACROSS, column = threadIdx.x % ACROSS * VECTOR;
     to += row * PITCH<T, COLUMNS> + column * (int)sizeof(T);
     from += (int64_t)row * width + column;
     if (column >= COLUMNS)
         return;
-    if (columns % PIECE != 0) {
+    if (columns % VECTOR != 0) {
 #pragma unroll 1
         for (int r = row; r < ROWS; r += DOWN, to += DOWN * PITCH<T, COLUMNS>, from += DOWN * width)
             for (int i = 0; i < 4; i++)

@@ -217,7 +217,7 @@ template <typename Group>
 static Nf4Parts<Group> parts_of(Nf4 x, const Group *groups, int cols)
 {
     Nf4Parts<Group> p = { { groups, groups, groups }, { SIZE_MAX, SIZE_MAX } };
-    for (int i = 1; i < x.num_parts; i++) {
+    for (int i = 1; i < x.num_tensors; i++) {
         p.group[i] = p.group[i - 1] + nf4_groups((size_t)x.rows[i - 1], (size_t)cols);
         p.start[i - 1] = (i > 1 ? p.start[0] : 0) + (size_t)x.rows[i - 1] * (size_t)cols;
     }

@@ -81,7 +81,7 @@ __global__ __launch_bounds__(THREADS) void adamw_kernel(TW *w, TM *m, TV *v, con
         update_four(w + at, m + at, v + at, grad + at, s);
     else
         update_pack(w + at, m + at, v + at, grad + at, s,
-                    number_of(first, (unsigned)at, s.a.parts));
+                    number_of(first, (unsigned)at, s.a.numbering));
 }
 
 void backend_adamw(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first)
@@ -99,7 +99,7 @@ void backend_adamw(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t 
         return;
     const Step s = make_step(a);
     check_aligned(OPERATION, w.cols, w, m, v, grad);
-    check_numbers(OPERATION, first, a.parts);
+    check_numbers(OPERATION, first, a.numbering);
     with_type(w, [&](auto *wp) {
         with_type(m, [&](auto *mp) {
             with_type(v, [&](auto *vp) {

@@ -11,12 +11,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { MAX_PIECES = 16, LARGE_PAGE = 2 << 20, TOUCHERS = 8 };
+enum { MAX_RANGES = 16, LARGE_PAGE = 2 << 20, TOUCHERS = 8 };
 
 static struct {
     char *at;
     size_t bytes;
-} piece[MAX_PIECES];
+} range[MAX_RANGES];
 
 /* The node of the GPU's PCI address; -1: unknown. */
 static int gpu_node(void)
@@ -97,9 +97,9 @@ void *device_host_alloc(size_t bytes, const char *what)
 {
     const size_t whole = (bytes / LARGE_PAGE + 1) * LARGE_PAGE;
     int i = 0;
-    while (i < MAX_PIECES && piece[i].at)
+    while (i < MAX_RANGES && range[i].at)
         i++;
-    CHECK(i < MAX_PIECES, "device_host_alloc: more than %d allocations", MAX_PIECES);
+    CHECK(i < MAX_RANGES, "device_host_alloc: more than %d allocations", MAX_RANGES);
     char *p = pin(whole);
     if (!p && what)
         die("the system does not pin %.2f GiB of host memory for %s. ulimit -l, the container or "
@@ -108,33 +108,33 @@ void *device_host_alloc(size_t bytes, const char *what)
             (double)bytes / (1 << 30), what);
     if (!p)
         return xcalloc(bytes ? bytes : 1, 1);
-    piece[i].at = p;
-    piece[i].bytes = whole;
+    range[i].at = p;
+    range[i].bytes = whole;
     return p;
 }
 
-static int find_piece(const void *p)
+static int find_range(const void *p)
 {
-    for (int i = 0; i < MAX_PIECES; i++)
-        if (piece[i].at && (const char *)p >= piece[i].at &&
-            (const char *)p < piece[i].at + piece[i].bytes)
+    for (int i = 0; i < MAX_RANGES; i++)
+        if (range[i].at && (const char *)p >= range[i].at &&
+            (const char *)p < range[i].at + range[i].bytes)
             return i;
     return -1;
 }
 
 bool device_is_pinned(const void *p)
 {
-    return find_piece(p) >= 0;
+    return find_range(p) >= 0;
 }
 
 void device_host_free(void *p)
 {
-    const int i = find_piece(p);
+    const int i = find_range(p);
     if (i < 0) {
         free(p);
         return;
     }
     CUDA_CHECK(cudaHostUnregister(p));
-    munmap(p, piece[i].bytes);
-    piece[i].at = NULL;
+    munmap(p, range[i].bytes);
+    range[i].at = NULL;
 }

@@ -21,15 +21,16 @@ __device__ static inline int pair_column(const RopeShape &a, int pair, int h)
     return head < a.heads ? head * a.D + h * (a.D / 2) + pair % a.strips * STRIP : -1;
 }
 
-/* The part of B with this column; parts are whole heads. None: width 0, xa -1. */
-__device__ static inline LoraPart part_at(const LoraParts &parts, int column)
+/* The projection of B with this column; projections are whole heads. None: width 0, xa -1. */
+__device__ static inline LoraProjection projection_at(const LoraProjections &projections,
+                                                      int column)
 {
-    LoraPart found = { 0, 0, -1, 0, 0 };
+    LoraProjection found = { 0, 0, -1, 0, 0 };
 #pragma unroll
-    for (int i = 0; i < LORA_PARTS; i++)
-        if (i < parts.count && column >= parts.part[i].first &&
-            column < parts.part[i].first + parts.part[i].width)
-            found = parts.part[i];
+    for (int i = 0; i < LORA_PROJECTIONS; i++)
+        if (i < projections.count && column >= projections.projection[i].first &&
+            column < projections.projection[i].first + projections.projection[i].width)
+            found = projections.projection[i];
     return found;
 }
 
@@ -59,15 +60,16 @@ __global__ __launch_bounds__(ADDED_THREADS, 3) void rope_added_kernel(bf16 *y, S
     const Place t(p.layout, a.N);
     const int pair0 = blockIdx.x * t.column_warps, strip = pair_column(a, pair0 + t.warp, 0),
               half = a.D / 2, column = max(strip, 0) + t.eight, angle = column % a.D,
-              xa = part_at(p.parts, strip).xa;
+              xa = projection_at(p.projections, strip).xa;
     const bool rotates = strip < a.rotated * a.D;
     uint8_t *scales = held_scales(p);
     for_sums(
         t, p, { x + column, a.N, (size_t)a.S, (size_t)half }, { xa, xa },
         [&](int i) {
             const int c = pair_column(a, pair0 + i / 2, i % 2);
-            const LoraPart part = part_at(p.parts, c);
-            return c < 0 ? Strip{ 0, 0 } : strip_of(p.parts, part, c - part.first);
+            const LoraProjection projection = projection_at(p.projections, c);
+            return c < 0 ? Strip{ 0, 0 }
+                         : strip_of(p.projections, projection, c - projection.first);
         },
         [](int) {},
         [&](int, int token, float(&v)[2][8]) {
@@ -103,11 +105,11 @@ static bool prepare(Product *p, Tensor x, LoraProduct product, Attention a)
     if (!product.xa.data)
         return true;
     const int rank = check_lora_matrix("rope_forward", product.m, x, product.xa);
-    const LoraParts parts = lora_parts(product.m, rank, x.cols);
-    for (int i = 0; i < parts.count; i++)
-        if (parts.part[i].first % a.D || parts.part[i].width % a.D)
+    const LoraProjections projections = lora_projections(product.m, rank, x.cols);
+    for (int i = 0; i < projections.count; i++)
+        if (projections.projection[i].first % a.D || projections.projection[i].width % a.D)
             return false;
-    return choose_product(p, product.xa, product.m.w, parts, SCALE_BYTES);
+    return choose_product(p, product.xa, product.m.w, projections, SCALE_BYTES);
 }
 
 bool rope_forward_added(bool exact, Tensor y, Tensor saved, Tensor x, LoraProduct product,

@@ -23,21 +23,22 @@ struct Layout {
  * elements at a time. */
 struct Product {
     const bf16 *xa, *w;
-    LoraParts parts;
+    LoraProjections projections;
     Layout layout;
     bool xa_aligned, w_aligned;
 };
 
-/* Index in w of a strip's first column, and columns of the part from it on; <= 0: none. */
+/* Index in w of a strip's first column, and columns of the projection from it on; <= 0: none. */
 struct Strip {
     size_t at;
     int left;
 };
 
-/* The strip from this column of a part on. */
-__device__ inline Strip strip_of(const LoraParts &parts, const LoraPart &part, int column)
+/* The strip from this column of a projection on. */
+__device__ inline Strip strip_of(const LoraProjections &projections,
+                                 const LoraProjection &projection, int column)
 {
-    return { part.at + column * parts.by_column, part.width - column };
+    return { projection.at + column * projections.by_column, projection.width - column };
 }
 
 /* Bytes of shared memory, with `each` further bytes per warp of columns. */
@@ -47,18 +48,19 @@ static inline int strip_bytes(Layout l, int each)
 }
 
 /* False: formats not supported, or shared memory too small for the rank. */
-static inline bool choose_product(Product *p, Tensor xa, Tensor w, LoraParts parts, int each)
+static inline bool choose_product(Product *p, Tensor xa, Tensor w, LoraProjections projections,
+                                  int each)
 {
-    Layout l = { STRIP_WARPS, (int)ceil_div(parts.rank, 16) };
+    Layout l = { STRIP_WARPS, (int)ceil_div(projections.rank, 16) };
     while (l.column_warps > 1 && strip_bytes(l, each) > STRIP_BYTES)
         l.column_warps /= 2;
-    const bool fours = parts.rank % 4 == 0;
+    const bool fours = projections.rank % 4 == 0;
     *p = { (const bf16 *)xa.data,
            (const bf16 *)w.data,
-           parts,
+           projections,
            l,
            fours && xa.cols % 4 == 0 && (uintptr_t)xa.data % 8 == 0,
-           fours && parts.by_rank == 1 && (uintptr_t)w.data % 8 == 0 };
+           fours && projections.by_rank == 1 && (uintptr_t)w.data % 8 == 0 };
     return xa.format.dtype == BF16 && w.format.dtype == BF16 && strip_bytes(l, each) <= STRIP_BYTES;
 }
 
@@ -76,19 +78,19 @@ __device__ inline uint2 load_four(const bf16 *row, int j, int width, bool aligne
 
 /* Pack [warp][step][pair of eights of columns][lane 4 g + t]: ranks 16 step + 4 t .. + 3 of a
  * column of both eights. Column g of eight q is column 8 (g/2) + 2 q + g % 2 of a strip, with q <
- * 4. 0 after the part's columns and after the rank. strip(i): the block's i-th, that of warp
+ * 4. 0 after the projection's columns and after the rank. strip(i): the block's i-th, that of warp
  * i/2. */
 template <class F>
 __device__ inline void hold_matrix(uint4 *packs, const Product &p, F strip)
 {
     const int columns = p.layout.column_warps * 2 * STRIP, quads = 4 * p.layout.steps;
-    const bool ranks_first = p.parts.by_rank == 1;
+    const bool ranks_first = p.projections.by_rank == 1;
     for (int i = threadIdx.x; i < columns * quads; i += 32 * STRIP_WARPS) {
         const int quad = ranks_first ? i % quads : i / columns,
                   c = ranks_first ? i / quads : i % columns;
         const Strip s = strip(c / STRIP);
-        const bf16 *from = p.w + s.at + c % STRIP * p.parts.by_column;
-        const int rank = c % STRIP < s.left ? p.parts.rank : 0;
+        const bf16 *from = p.w + s.at + c % STRIP * p.projections.by_column;
+        const int rank = c % STRIP < s.left ? p.projections.rank : 0;
         uint2 bits;
         if (ranks_first)
             bits = load_four(from, 4 * quad, rank, p.w_aligned);
@@ -96,8 +98,9 @@ __device__ inline void hold_matrix(uint4 *packs, const Product &p, F strip)
             uint32_t bit[4];
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                bit[e] =
-                    4 * quad + e < rank ? element_bits(from + (4 * quad + e) * p.parts.by_rank) : 0;
+                bit[e] = 4 * quad + e < rank
+                             ? element_bits(from + (4 * quad + e) * p.projections.by_rank)
+                             : 0;
             bits = make_uint2(bit[0] | bit[1] << 16, bit[2] | bit[3] << 16);
         }
         const int g = c / 8 % 4 * 2 + c % 2, q = c / 2 % 4, pair = c / STRIP % 2 * 2 + q / 2;
@@ -114,7 +117,7 @@ template <int M>
 __device__ inline void add_product(float (&sum)[M][8][4], const uint4 *matrix, const Product &p,
                                    const int (&xa)[2], int first, int end)
 {
-    const int xa_cols = p.parts.count * p.parts.rank;
+    const int xa_cols = p.projections.count * p.projections.rank;
     for (int step = 0; step < p.layout.steps; step++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -123,8 +126,8 @@ __device__ inline void add_product(float (&sum)[M][8][4], const uint4 *matrix, c
             for (int m = 0; m < 2 * M; m++) {
                 const int token = first + 8 * m, j = 16 * step + threadIdx.x % 4 * 4;
                 const bf16 *row = p.xa + (size_t)token * xa_cols + xa[h];
-                const uint2 two =
-                    load_four(row, j, token < end && xa[h] >= 0 ? p.parts.rank : 0, p.xa_aligned);
+                const uint2 two = load_four(
+                    row, j, token < end && xa[h] >= 0 ? p.projections.rank : 0, p.xa_aligned);
                 a[m / 2][m % 2] = two.x;
                 a[m / 2][m % 2 + 2] = two.y;
             }

@@ -6,9 +6,9 @@
  * is reused. */
 #include "kernels/cuda/added.cuh"
 
-/* The parts of B for gate and up; none: width 0, xa -1. */
+/* The projections of B for gate and up; none: width 0, xa -1. */
 struct Halves {
-    LoraPart of[2];
+    LoraProjection of[2];
 };
 
 /* EXACT: act is computed from the sums, not from saved values. */
@@ -29,7 +29,7 @@ __global__ __launch_bounds__(ADDED_THREADS, 3) void swiglu_added_kernel(Result a
         t, p, { wide + min(f, F - 8), N, 2 * (size_t)F, (size_t)F },
         { halves.of[0].xa, halves.of[1].xa },
         [&](int i) {
-            return strip_of(p.parts, i % 2 ? halves.of[1] : halves.of[0], f0 + i / 2 * STRIP);
+            return strip_of(p.projections, i % 2 ? halves.of[1] : halves.of[0], f0 + i / 2 * STRIP);
         },
         [](int) {},
         [&](int, int token, float(&v)[2][8]) {
@@ -62,15 +62,16 @@ static bool prepare(Product *p, Halves *halves, Tensor wide, LoraProduct product
         return false;
     const int F = wide.cols / 2,
               rank = check_lora_matrix("swiglu_forward", product.m, wide, product.xa);
-    const LoraParts parts = lora_parts(product.m, rank, wide.cols);
+    const LoraProjections projections = lora_projections(product.m, rank, wide.cols);
     for (int h = 0; h < 2; h++)
         halves->of[h] = { 0, 0, -1, 0, 0 };
-    for (int i = 0; i < parts.count; i++) {
-        if (parts.part[i].width != F || parts.part[i].first % F)
+    for (int i = 0; i < projections.count; i++) {
+        if (projections.projection[i].width != F || projections.projection[i].first % F)
             return false;
-        halves->of[parts.part[i].first / F] = parts.part[i];
+        halves->of[projections.projection[i].first / F] = projections.projection[i];
     }
-    return is_aligned(wide, F) && choose_product(p, product.xa, product.m.w, parts, SCALE_BYTES);
+    return is_aligned(wide, F) &&
+           choose_product(p, product.xa, product.m.w, projections, SCALE_BYTES);
 }
 
 template <Save SAVE, To TO, bool EXACT>

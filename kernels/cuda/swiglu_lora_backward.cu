@@ -52,7 +52,7 @@ __global__ __launch_bounds__(ADDED_THREADS,
     Saved<Reader> saved;
     for_sums(
         t, p, { dact + from, N, (size_t)F, (size_t)(min(column + STRIP, F - 8) - from) }, { 0, 0 },
-        [&](int i) { return strip_of(p.parts, p.parts.part[0], c0 + STRIP * i); },
+        [&](int i) { return strip_of(p.projections, p.projections.projection[0], c0 + STRIP * i); },
         [&](int n) { load_saved(saved, gate_up, n, column, N, F); },
         [&](int i, int token, float(&d)[2][8]) {
 #pragma unroll
@@ -131,7 +131,7 @@ bool swiglu_backward_added(Tensor dgate_up, Tensor act, Tensor dact, LoraProduct
         return false;
     const int rank = check_lora_matrix("swiglu_backward", product.m, dact, product.xa);
     Product p;
-    if (!choose_product(&p, product.xa, product.m.w, lora_parts(product.m, rank, F), 0))
+    if (!choose_product(&p, product.xa, product.m.w, lora_projections(product.m, rank, F), 0))
         return false;
     check_operand("swiglu_backward", "dgate_up", dgate_up, N, 2 * F);
     if (tensor_exists(act))

@@ -55,15 +55,15 @@ static const WatchedQueues *watched_queues(void)
     return watch ? watch->queues : NULL;
 }
 
-void operations_part_begin(const char *name, int unit)
+void operations_unit_begin(const char *name, int unit)
 {
     if (watched_queues())
-        watch->queues->part(watch->watcher, name, unit);
+        watch->queues->unit(watch->watcher, name, unit);
 }
 
-void operations_part_end(void)
+void operations_unit_end(void)
 {
-    operations_part_begin(NULL, -1);
+    operations_unit_begin(NULL, -1);
 }
 
 void device_queue(Queue q)

@@ -36,14 +36,14 @@ typedef struct {
     int neighbour;
 } Operation;
 
-/* Queues and marks of a watch that skips all operations: they replace the device's. part: work of a
+/* Queues and marks of a watch that skips all operations: they replace the device's. unit: work of a
  * unit begins, such as "forward" of unit 3; name NULL: it ends. */
 typedef struct {
     void (*queue)(void *watcher, Queue q);
     DeviceMark *(*mark)(void *watcher, DeviceMark *reuse);
     void (*wait)(void *watcher, DeviceMark *m);
     void (*unmark)(void *watcher, DeviceMark *m);
-    void (*part)(void *watcher, const char *name, int unit);
+    void (*unit)(void *watcher, const char *name, int unit);
 } WatchedQueues;
 
 /* begin returns false: the operation is skipped, and end is not called. Operations inside begin and
@@ -60,8 +60,8 @@ typedef struct {
 const Watch *operations_watch(const Watch *w);
 
 /* Tell a watch with queues that some work of a unit begins, such as "forward", or ends. */
-void operations_part_begin(const char *name, int unit);
-void operations_part_end(void);
+void operations_unit_begin(const char *name, int unit);
+void operations_unit_end(void);
 
 /* Called by each operation if there is a watch. begin: fills o with those accesses of `all` that
  * exist, FLOPs and ranks, and calls the watch; false: the operation must be skipped. */

@@ -21,7 +21,7 @@ typedef struct {
     unsigned long together; /* calls of watchdog_mark_together, except the calls that ... */
     unsigned long inside;   /* ... only ranks of `stage` make, since watchdog_set_stage */
     long step;
-    int stage, part; /* -1: none */
+    int stage, unit; /* -1: none */
     Worker needs;    /* the worker that it waits for */
     bool waits;      /* the last mark was _together or _neighbour */
     bool patient;
@@ -37,14 +37,14 @@ typedef struct {
     WorkerState worker[NUM_WORKERS]; /* NO_WORKER is never busy */
 } RankState;
 
-/* A RankState in memory shared by threads and processes. One thread at a time writes a part. A
- * reader at the same time gets words of the old part and of the new one. */
+/* A RankState in memory shared by threads and processes. One thread at a time writes a member. A
+ * reader at the same time gets words of the old member and of the new one. */
 typedef struct {
     _Atomic uint64_t word[sizeof(RankState) / sizeof(uint64_t)];
 } SharedState;
 
-/* offset and bytes of a part, whole words */
-#define STATE_PART(member) offsetof(RankState, member), sizeof(((RankState *)0)->member)
+/* offset and bytes of a member, whole words */
+#define STATE_MEMBER(member) offsetof(RankState, member), sizeof(((RankState *)0)->member)
 #define STATE_WHOLE 0, sizeof(RankState)
-void state_write(SharedState *to, const void *part, size_t at, size_t bytes);
-void state_read(void *part, const SharedState *from, size_t at, size_t bytes);
+void state_write(SharedState *to, const void *member, size_t at, size_t bytes);
+void state_read(void *member, const SharedState *from, size_t at, size_t bytes);

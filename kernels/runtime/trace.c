@@ -10,11 +10,11 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/operations.h"
 
-typedef enum { SPAN_PART, SPAN_OPERATION, SPAN_WAIT } SpanKind;
+typedef enum { SPAN_UNIT, SPAN_OPERATION, SPAN_WAIT } SpanKind;
 
 typedef struct {
     const char *name;
-    int part;
+    int unit;
     Queue queue;
     SpanKind kind;
     DeviceMark *from, *to;
@@ -46,7 +46,7 @@ const char *trace_queue_name(Queue q)
     return names[q];
 }
 
-static Span *add(const char *name, int part, SpanKind kind)
+static Span *add(const char *name, int unit, SpanKind kind)
 {
     if (trace.count == trace.made) {
         trace.made = trace.made ? 2 * trace.made : 256;
@@ -56,33 +56,33 @@ static Span *add(const char *name, int part, SpanKind kind)
     }
     Span *s = &trace.span[trace.count++];
     s->name = name;
-    s->part = part;
+    s->unit = unit;
     s->kind = kind;
     s->queue = device_current_queue();
     s->from = device_mark(s->from);
     return s;
 }
 
-void trace_begin(const char *name, int part)
+void trace_begin(const char *name, int unit)
 {
-    operations_part_begin(name, part);
+    operations_unit_begin(name, unit);
     trace.open = -1;
     if (trace.started && trace.record) {
         trace.open = trace.count;
-        add(name, part, SPAN_PART);
+        add(name, unit, SPAN_UNIT);
     }
 }
 
 void trace_end(void)
 {
-    operations_part_end();
+    operations_unit_end();
     if (trace.started && trace.record && trace.open >= 0) {
         Span *s = &trace.span[trace.open];
         s->to = device_mark(s->to);
     }
 }
 
-void trace_wait(DeviceMark *m, const char *for_what, int part)
+void trace_wait(DeviceMark *m, const char *for_what, int unit)
 {
     if (!m)
         return;
@@ -90,17 +90,17 @@ void trace_wait(DeviceMark *m, const char *for_what, int part)
         device_wait(m);
         return;
     }
-    Span *s = add(for_what, part, SPAN_WAIT);
+    Span *s = add(for_what, unit, SPAN_WAIT);
     device_wait(m);
     s->to = device_mark(s->to);
 }
 
-const char *trace_blocked(int *part)
+const char *trace_blocked(int *unit)
 {
     for (int i = 0; i < trace.count; i++) {
         const Span *s = &trace.span[i];
         if (s->kind == SPAN_WAIT && s->to && device_reached(s->from) && !device_reached(s->to)) {
-            *part = s->part;
+            *unit = s->unit;
             return s->name;
         }
     }
@@ -156,13 +156,13 @@ static void open_file(void)
                 trace.rank, q, trace_queue_name((Queue)q));
 }
 
-static void write_span(const char *category, const char *name, int part, int queue, double from,
+static void write_span(const char *category, const char *name, int unit, int queue, double from,
                        double to)
 {
     fprintf(trace.file, ",\n{\"ph\": \"X\", \"cat\": \"%s\", \"name\": \"%s%s", category,
             strcmp(category, "wait") ? "" : "wait for ", name);
-    if (part >= 0)
-        fprintf(trace.file, " %d", part);
+    if (unit >= 0)
+        fprintf(trace.file, " %d", unit);
     fprintf(trace.file, "\", \"pid\": %d, \"tid\": %d, \"ts\": %.3f, \"dur\": %.3f}", trace.rank,
             queue, 1e3 * (trace.clock + from), 1e3 * (to - from));
 }
@@ -181,7 +181,7 @@ static void write_step(void)
                    : s->kind == SPAN_OPERATION ? "operation"
                    : s->queue == QUEUE_COMPUTE ? "compute"
                                                : "communication",
-                   s->name, s->part, (int)s->queue, device_elapsed(trace.begin, s->from),
+                   s->name, s->unit, (int)s->queue, device_elapsed(trace.begin, s->from),
                    device_elapsed(trace.begin, s->to));
     }
     trace.clock += length;

@@ -18,11 +18,11 @@ void trace_step(long step, bool record); /* a step begins */
 double trace_step_end(void);
 void trace_close(void);
 
-/* a span on the current queue; name: a literal; part: a number, -1: none */
-void trace_begin(const char *name, int part);
+/* a span on the current queue; name: a literal; unit: a number, -1: none */
+void trace_begin(const char *name, int unit);
 void trace_end(void);                                           /* ends the latest span */
-void trace_wait(DeviceMark *m, const char *for_what, int part); /* device_wait, as a span */
+void trace_wait(DeviceMark *m, const char *for_what, int unit); /* device_wait, as a span */
 
 /* For the watchdog, while the main thread hangs: what the compute queue waits for; NULL:
  * nothing. */
-const char *trace_blocked(int *part);
+const char *trace_blocked(int *unit);

@@ -25,9 +25,9 @@ void transfer_end(Transfer *t)
     device_queue(QUEUE_COMPUTE);
 }
 
-void transfer_wait(const Transfer *t, const char *for_what, int part)
+void transfer_wait(const Transfer *t, const char *for_what, int unit)
 {
-    trace_wait(t->done, for_what, part);
+    trace_wait(t->done, for_what, unit);
 }
 
 void transfer_free(Transfer *t)

@@ -27,7 +27,7 @@ void transfer_begin(Transfer *t, Queue q);
 void transfer_end(Transfer *t);
 
 /* The current queue waits for the end, as a span (trace.h). */
-void transfer_wait(const Transfer *t, const char *for_what, int part);
+void transfer_wait(const Transfer *t, const char *for_what, int unit);
 
 /* Frees the marks. */
 void transfer_free(Transfer *t);

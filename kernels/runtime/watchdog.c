@@ -76,26 +76,26 @@ static int ranks, self;
 static int stopping; /* an eventfd that watchdog_stop writes */
 /* seconds; the main thread may change this value and the next one */
 static _Atomic int most_seconds;
-static void (*_Atomic name_of)(int part, char text[PART_NAME]);
+static void (*_Atomic name_of)(int unit, char text[WATCHDOG_UNIT_NAME]);
 static pthread_t thread;
 
 /* This rank is about to end all ranks with its own message. */
 static void leave(void)
 {
     const long leaving = 1;
-    state_write(&table->state[self], &leaving, STATE_PART(leaving));
+    state_write(&table->state[self], &leaving, STATE_MEMBER(leaving));
 }
 
 /* ---- messages -------------------------------------------------------------------------------- */
 
 /* "all-gather of block 3"; returns the length */
-static int name_part(char text[128], const char *operation, int part)
+static int name_unit(char text[128], const char *operation, int unit)
 {
     void (*name)(int, char *) = name_of;
-    char called[PART_NAME];
-    if (part < 0 || !name)
+    char called[WATCHDOG_UNIT_NAME];
+    if (unit < 0 || !name)
         return snprintf(text, 128, "%s", operation);
-    name(part, called);
+    name(unit, called);
     return snprintf(text, 128, "%s of %s", operation, called);
 }
 
@@ -123,7 +123,7 @@ void watchdog_operation(char text[OPERATION_NAME])
 /* "all-gather of block 3 in step 12" */
 static void describe(char text[128], const RankState *s)
 {
-    int n = name_part(text, operation_of(s), needed(s) ? -1 : s->main.part);
+    int n = name_unit(text, operation_of(s), needed(s) ? -1 : s->main.unit);
     if (s->main.step > 0)
         snprintf(text + n, (size_t)(128 - n), " in step %ld", s->main.step);
 }
@@ -148,16 +148,16 @@ static void compose(char *text, size_t size, const Fault *f)
         [DEVICE] = { "has an error of its device, during", comm_device_error() },
     };
     const View *v = &view[f->who];
-    int part = -1;
+    int unit = -1;
     /* the main thread, which writes the trace, waits */
-    const char *blocked = f->kind == NOBODY ? trace_blocked(&part) : NULL;
+    const char *blocked = f->kind == NOBODY ? trace_blocked(&unit) : NULL;
     char what[64], does[128], here[128], other[160] = "";
     snprintf(what, sizeof what, said[f->kind].what, v->silent > v->idle ? v->silent : v->idle);
     describe(does, &v->state);
     describe(here, &view[self].state);
     if (f->who != self)
         snprintf(other, sizeof other, "; rank %d is in %s", self, here);
-    else if (blocked && name_part(here, blocked, part))
+    else if (blocked && name_unit(here, blocked, unit))
         snprintf(other, sizeof other, "; its device waits for %s", here);
     snprintf(text, size,
              "error (rank %d): rank %ld (process %ld on %s) %s %s%s. %s. --try_load_latest_save "
@@ -179,7 +179,7 @@ static bool others_speak(int who)
     bool speak = false;
     for (int i = 0; i < ranks; i++) {
         long leaving;
-        state_read(&leaving, &table->state[i], STATE_PART(leaving));
+        state_read(&leaving, &table->state[i], STATE_MEMBER(leaving));
         speak = speak || (leaving && i != self && i != who);
     }
     return speak;
@@ -331,7 +331,7 @@ static void *watch(void *nothing)
         /* if the interval was longer, this process was suspended */
         double now = clock_seconds(), passed = now - last < 1 ? now - last : 1;
         last = now;
-        state_write(&table->state[self], &beats, STATE_PART(beats));
+        state_write(&table->state[self], &beats, STATE_MEMBER(beats));
         const int ended = hosts_exchange();
         look(passed);
         if (view[self].state.leaving)
@@ -354,7 +354,7 @@ void watchdog_set_timeout(int timeout)
     most_seconds = timeout;
 }
 
-void watchdog_set_names(void (*name)(int part, char text[PART_NAME]))
+void watchdog_set_names(void (*name)(int unit, char text[WATCHDOG_UNIT_NAME]))
 {
     name_of = name;
 }

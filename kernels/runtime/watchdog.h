@@ -16,10 +16,10 @@ void watchdog_start(int timeout);
 /* Changes the timeout. Until all ranks have read their configuration, ranks may have different
  * timeouts; a waiting rank uses its own timeout. */
 void watchdog_set_timeout(int timeout);
-/* How messages call a unit: `name` writes the name of unit number `part` ("block 3"); NULL: "part
+/* How messages call a unit: `name` writes the name of unit number `unit` ("block 3"); NULL: "unit
  * 3". */
-enum { PART_NAME = 32 };
-void watchdog_set_names(void (*name)(int part, char text[PART_NAME]));
+enum { WATCHDOG_UNIT_NAME = 32 };
+void watchdog_set_names(void (*name)(int unit, char text[WATCHDOG_UNIT_NAME]));
 void watchdog_stop(void); /* all ranks call; waits for all, then ends the thread */
 
 /* Ends this rank, and thereby all, with `status`: prints `text`, which includes the line break, on

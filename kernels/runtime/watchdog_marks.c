@@ -5,13 +5,13 @@
 
 #include "kernels/runtime/rank_state.h"
 
-static Marks now = { .part = -1, .stage = -1 }; /* state of the main thread, as last shown */
+static Marks now = { .unit = -1, .stage = -1 }; /* state of the main thread, as last shown */
 static SharedState alone;                       /* no watchdog reads it */
 static SharedState *own = &alone;
 
 static void show(void)
 {
-    state_write(own, &now, STATE_PART(main));
+    state_write(own, &now, STATE_MEMBER(main));
 }
 
 void watchdog_show(SharedState *state)
@@ -25,30 +25,30 @@ void watchdog_read_own(RankState *s)
     state_read(s, own, STATE_WHOLE);
 }
 
-static void mark(const char *operation, int part, bool together, bool waits)
+static void mark(const char *operation, int unit, bool together, bool waits)
 {
     snprintf(now.operation, sizeof now.operation, "%s", operation);
-    now.part = part;
+    now.unit = unit;
     now.waits = waits;
     *(now.stage < 0 ? &now.together : &now.inside) += together;
     now.marks++;
     show();
 }
 
-void watchdog_mark(const char *operation, int part)
+void watchdog_mark(const char *operation, int unit)
 {
-    mark(operation, part, false, false);
+    mark(operation, unit, false, false);
 }
 
-void watchdog_mark_together(const char *operation, int part)
+void watchdog_mark_together(const char *operation, int unit)
 {
-    mark(operation, part, true, true);
+    mark(operation, unit, true, true);
 }
 
 /* A neighbour makes other marks, so these are not counted. */
-void watchdog_mark_neighbour(const char *operation, int part)
+void watchdog_mark_neighbour(const char *operation, int unit)
 {
-    mark(operation, part, false, true);
+    mark(operation, unit, false, true);
 }
 
 void watchdog_set_stage(int stage)

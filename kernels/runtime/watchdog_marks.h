@@ -6,20 +6,20 @@
 #include "kernels/runtime/rank_state.h"
 #include "kernels/runtime/workers.h"
 
-/* This rank is about to do `operation`, a noun ("forward", "reading tokens"), on the unit `part`
+/* This rank is about to do `operation`, a noun ("forward", "reading tokens"), on the unit `unit`
  * (-1: none). Only for the main thread. */
-void watchdog_mark(const char *operation, int part);
+void watchdog_mark(const char *operation, int unit);
 
 /* The same for operations that all ranks do in the same order, waiting for each other: collectives,
  * and waiting for a device that runs them. Ranks wait for the one that has entered the fewest of
  * these. */
-void watchdog_mark_together(const char *operation, int part);
+void watchdog_mark_together(const char *operation, int unit);
 
 /* With pipeline stages ranks of different stages do different things in between: the following
  * marks `together` are compared with those of ranks of this stage only, until a stage of -1.
  * watchdog_mark_neighbour: waits for a neighbouring stage. */
 void watchdog_set_stage(int stage);
-void watchdog_mark_neighbour(const char *operation, int part);
+void watchdog_mark_neighbour(const char *operation, int unit);
 
 void watchdog_set_step(long step); /* the step that the following marks belong to */
 

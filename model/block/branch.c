@@ -24,7 +24,7 @@ Branch branch_attention(const Block *b)
                      .output = a->attn_branch,
                      .norm = b->w->attn_norm,
                      .dnorm = b->dw ? b->dw->attn_norm : NONE,
-                     .amax = b->work && !tile_is_part(b->stream, a) ? b->work->dres_amax : NULL,
+                     .amax = b->work && !tile_is_partial(b->stream, a) ? b->work->dres_amax : NULL,
                      .foresees = b->stream->tensor_ranks > 1 };
 }
 

@@ -29,8 +29,8 @@ static LinearParams params_of(const Stream *stream, const UnitTensors *w, Linear
     LinearParams p = {
         .matrix = matrix[l],
         .bias = l == LINEAR_QKV ? w->qkv_bias : NONE,
-        .a = { .w = a[l], .num_parts = 1, .part = { { 0, a[l].cols } } },
-        .b = adapter_parts(stream->config, l),
+        .a = { .w = a[l], .num_projections = 1, .projection = { { 0, a[l].cols } } },
+        .b = adapter_projections(stream->config, l),
     };
     p.b.w = b[l];
     return p;
@@ -42,7 +42,8 @@ static Tensor dxa_of(const Block *b, Linear l)
     const Tensor all = b->work->dxa, xa = acts_xa(b->a, l);
     const bool second = b->stream->tensor_ranks > 1 && (l == LINEAR_OUT || l == LINEAR_DOWN);
     const size_t first =
-        second ? (size_t)all.rows * (size_t)(all.cols / (LORA_PARTS + 1) * LORA_PARTS) : 0;
+        second ? (size_t)all.rows * (size_t)(all.cols / (LORA_PROJECTIONS + 1) * LORA_PROJECTIONS)
+               : 0;
     return tensor_at((char *)all.data + first * dtype_size(all.format.dtype), all.format, xa.rows,
                      xa.cols);
 }

@@ -26,7 +26,7 @@ void projector_plan_rows(Arena *arena, Model *m)
     if (m->text.config->image.feature_size == 0)
         return;
     b->x =
-        tensor_alloc(arena, m->text.recipe.stream, m->text.N, m->text.config->image.feature_size);
+        tensor_alloc(arena, m->text.recipe.residual, m->text.N, m->text.config->image.feature_size);
     b->at = arena_alloc(arena, sizeof *b->at * (size_t)m->text.N);
     b->rows = m->text.N; /* a plan is for any micro-batch */
     if (!b->host_at) {
@@ -91,7 +91,7 @@ void projector_put(Model *m, const void *const *rows)
  * gradient. */
 void projector_plan(Model *m, int u)
 {
-    const Format f = m->text.recipe.stream;
+    const Format f = m->text.recipe.residual;
     const int C = m->text.config->d_model;
     m->unit_acts[u].attn_res = plan_shared_rows(m, BUFFER_image_res, f, m->text.N, C);
     m->image.y = plan_shared_rows(m, BUFFER_image_y, f, m->text.N, C);

@@ -16,7 +16,7 @@ static Tensor in_tile(Tensor t, Tensor all, Tensor part)
     return t;
 }
 
-bool tile_is_part(const Stream *stream, const Acts *a)
+bool tile_is_partial(const Stream *stream, const Acts *a)
 {
     return mlp_rows(stream, a->keep) < stream->rows;
 }
@@ -57,7 +57,7 @@ bool tile_next(Tile *t, const Block *b)
     t->block = *b;
     if (b->dw)
         use_gradients(t, b->dw);
-    if (tile_is_part(b->stream, b->a))
+    if (tile_is_partial(b->stream, b->a))
         cut(t, b, t->end, left < b->stream->tile ? left : b->stream->tile);
     t->end += t->block.a->mlp_res.rows;
     return true;

@@ -3,7 +3,7 @@
 #include "model/block/linear.h"
 
 /* Whether a block computes its MLP in tiles; if not, one tile has all tokens. */
-bool tile_is_part(const Stream *stream, const Acts *a);
+bool tile_is_partial(const Stream *stream, const Acts *a);
 
 /* A block restricted to a tile. Of tensors of all tokens it has the tile's rows; of buffers that
  * tiles share it has the first rows:

@@ -28,7 +28,7 @@ typedef struct {
     Tensor w, h;
     float *scale, *host_scale;
     int8_t *codes;
-} Layer;
+} CalibratedLinear;
 
 /* The residual stream of all micro-batches, (N, C) each: in device memory if it takes at most a
  * quarter of it. */
@@ -49,7 +49,7 @@ typedef struct {
     int batches, held; /* micro-batches for calibration; held out */
     Rows stream;       /* batches + held with codes, then held without */
     Tensor next;       /* (N, C): output of the block */
-    Layer layer[NUM_LINEARS];
+    CalibratedLinear linear[NUM_LINEARS];
     void *layers; /* their memory */
     WeightsAhead ahead;
     CalibrationLosses losses;
@@ -104,7 +104,7 @@ static void place_layers(Calibration *c, Arena *a)
     const Format f32 = { F32, 0 };
     for (Linear l = 0; l < NUM_LINEARS; l++) {
         const Param *p = matrix_of(c, l);
-        Layer *y = &c->layer[l];
+        CalibratedLinear *y = &c->linear[l];
         y->w = tensor_alloc(a, f32, p->rows, p->cols);
         y->h = tensor_alloc(a, f32, p->cols, p->cols);
         y->scale = arena_alloc(a, param_numel(p) / c->x->coded.group * sizeof *y->scale);
@@ -122,7 +122,7 @@ static void open_block(Calibration *c, int block)
     c->layers = device_alloc(arena.used);
     place_layers(c, &(Arena){ .memory = c->layers });
     for (Linear l = 0; l < NUM_LINEARS; l++)
-        c->layer[l].host_scale =
+        c->linear[l].host_scale =
             xmalloc(param_numel(matrix_of(c, l)) / c->x->coded.group * sizeof(float));
 }
 
@@ -130,7 +130,7 @@ static void close_block(Calibration *c)
 {
     device_sync();
     for (Linear l = 0; l < NUM_LINEARS; l++)
-        free(c->layer[l].host_scale);
+        free(c->linear[l].host_scale);
     device_free(c->layers);
     model_free(&c->m, &c->store);
 }
@@ -148,7 +148,7 @@ static void put_weight(Calibration *c, int to, Weight *w)
     const size_t n = t->rows * t->cols, group = c->x->coded.group;
     CHECK(stored.format.dtype == BF16, "weights are stored in %s", format_name(stored.format));
     if (w->scale) {
-        Layer *l = &c->layer[p->linear];
+        CalibratedLinear *l = &c->linear[p->linear];
         memcpy(l->host_scale + t->first / group, w->scale, n / group * sizeof *w->scale);
         device_put(l->scale + t->first / group, w->scale, n / group * sizeof *w->scale);
         device_put((float *)l->w.data + t->first, w->values, n * sizeof *w->values);
@@ -273,11 +273,11 @@ static void add_inputs(Calibration *c)
     const Acts *a = &c->m.acts[0];
     const Tensor input[NUM_LINEARS] = { a->attn_h, a->attn_operand, a->mlp_h, a->swiglu_operand };
     for (Linear l = 0; l < NUM_LINEARS; l++)
-        matmul_dw(c->layer[l].h, input[l], input[l]);
+        matmul_dw(c->linear[l].h, input[l], input[l]);
 }
 
-/* Writes the tensors that are parts of the matrix p. */
-static void write_codes(Calibration *c, int block, const Param *p, const Layer *l)
+/* Writes the tensors that are projections of the matrix p. */
+static void write_codes(Calibration *c, int block, const Param *p, const CalibratedLinear *l)
 {
     UnitLayout shape;
     int count;
@@ -319,7 +319,7 @@ static void choose_codes(Calibration *c, int block, const UnitTensors *w)
     progress_clear();
     printf("block %d:", block);
     for (Linear l = 0; l < NUM_LINEARS; l++) {
-        const Layer *y = &c->layer[l];
+        const CalibratedLinear *y = &c->linear[l];
         const Param *p = matrix_of(c, l);
         const GptqResult r =
             gptq(y->codes, param_tensor(w, p), y->w, y->scale, (int)c->x->coded.group, y->h,
@@ -384,7 +384,7 @@ CalibrationLosses calibrate(Export *x, const ExportOptions *o, const Calibration
     fflush(stdout);
     weights_begin(&c.ahead, 0);
     c.stream = open_stream(&c);
-    c.next = tensor_at(device_alloc(c.stream.bytes), c.config.recipe.stream, B * d->length,
+    c.next = tensor_at(device_alloc(c.stream.bytes), c.config.recipe.residual, B * d->length,
                        c.model.d_model);
     progress_begin("calibrating");
     for (int block = 0; block < c.model.n_layers; block++) {

@@ -30,12 +30,12 @@
 /* A source of data.mix, as stored in `mix` of trainer.json. LoaderState has its position under the
  * same index. */
 typedef struct {
-    char name[MIX_NAME];
+    char name[MIXTURE_NAME];
     /* weight in the mixture, in units of 1e-9; 0: only an earlier mixture had the source */
     uint64_t weight;
     uint64_t fingerprint;
     DataHashes content;
-} MixedSource;
+} MixtureSourceState;
 
 typedef struct {
     long step;   /* training steps done, skipped ones included */
@@ -44,7 +44,7 @@ typedef struct {
     uint64_t fingerprint; /* hash of the data set: names and sizes of its files */
     DataHashes content;   /* hashes of the files' content */
     /* sources of the present mixture, then sources of earlier mixtures */
-    MixedSource mix[MIX_MOST];
+    MixtureSourceState mix[MIXTURE_MOST];
     int num_mix; /* 0: data.paths */
     /* hash of the adapters' base (base_fingerprint.h); 0: no adapters, or unknown */
     uint64_t base_fingerprint;

@@ -9,10 +9,10 @@
 #include "kernels/runtime/error.h"
 #include "model/checkpoint/coded_source.h"
 
-/* How many groups of `part` elements an edge of `all` elements has; part 0: one group. */
-static size_t parts(size_t all, json_int_t part)
+/* How many groups of `tile` elements an edge of `all` elements has; tile 0: one group. */
+static size_t tiles(size_t all, json_int_t tile)
 {
-    return part == 0 ? 1 : (all + (size_t)part - 1) / (size_t)part;
+    return tile == 0 ? 1 : (all + (size_t)tile - 1) / (size_t)tile;
 }
 
 /* A group of packed codes that does not divide a row would not begin where the reader expects
@@ -20,7 +20,7 @@ static size_t parts(size_t all, json_int_t part)
 static bool fits(const CodedShape *m, const Coding *c)
 {
     const SafeTensor *t = m->scale.tensor;
-    const size_t down = parts(m->rows, c->high), across = parts(m->cols, c->wide);
+    const size_t down = tiles(m->rows, c->high), across = tiles(m->cols, c->wide);
     const size_t first = m->by_inputs ? across : down, second = m->by_inputs ? down : across;
     if (m->bits > 0 && c->bits > 0 && m->bits != (size_t)c->bits)
         return false;
@@ -69,7 +69,7 @@ static _Noreturn void die_of_coding(const CodedShape *m, const char *name, const
 static void check_order(const CodedShape *m, const Coding *c)
 {
     const SafeTensor *t = m->order.tensor;
-    const size_t groups = parts(m->cols, c->wide), wide = c->wide ? (size_t)c->wide : m->cols;
+    const size_t groups = tiles(m->cols, c->wide), wide = c->wide ? (size_t)c->wide : m->cols;
     if (!t || !c->has_scales || strcmp(t->dtype, "I32") != 0 ||
         t->end - t->begin != m->cols * sizeof(uint32_t))
         return; /* the reader refuses it */

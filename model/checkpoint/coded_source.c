@@ -103,7 +103,7 @@ enum { OTHERS = sizeof kinds[0].others / sizeof kinds[0].others[0] };
 
 /* The suffix of the codes (k -2), of the scale (-1) or of another tensor (0 .. OTHERS - 1, maybe
  * NULL). */
-static const char *part_of(const Kind *kind, int k)
+static const char *suffix_of(const Kind *kind, int k)
 {
     return k == -2 ? kind->codes : k == -1 ? kind->scale : kind->others[k];
 }
@@ -112,7 +112,7 @@ char *coded_source_matrix(SafeFile *const *file, int count, const char *name)
 {
     for (int i = 0; i < NUM_KINDS; i++)
         for (int k = -2; k < OTHERS; k++) {
-            char *stem = stem_of(name, part_of(&kinds[i], k));
+            char *stem = stem_of(name, suffix_of(&kinds[i], k));
             const Matrix m = { .file = file, .count = count, .stem = stem };
             const bool found = stem && is_of(&m, &kinds[i]) && kind_of(&m) == &kinds[i];
             char *matrix = found ? xasprintf("%s.weight", stem) : NULL;
@@ -437,7 +437,7 @@ void coded_source_refuse_single(SafeFile *const *file, int count, Found single)
     for (int i = 0; i < NUM_KINDS; i++)
         for (int k = -2; k < OTHERS; k++) {
             const char *dtype = kinds[i].dtype ? kinds[i].dtype : "U8";
-            char *stem = stem_of(t->name, part_of(&kinds[i], k));
+            char *stem = stem_of(t->name, suffix_of(&kinds[i], k));
             const Matrix m = { .file = file, .count = count, .stem = stem };
             if (stem && k != -2 && !find(&m, kinds[i].codes).tensor)
                 add_name(&missing, stem, kinds[i].codes);

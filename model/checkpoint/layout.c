@@ -4,8 +4,8 @@
  * vocabulary's padding rows, and do not depend on the number of ranks. A rank owns a range of
  * elements of each unit; it copies the intersection of that range with each tensor to or from the
  * tensor's offset in the file. Ranks with the same range share the writing. Reading uses chunks of
- * bounded size. Writing has two steps: first all parts of this rank are copied to one piece of host
- * memory, in the order of the pieces; then from there to the files. Training waits only for the
+ * bounded size. Writing has two steps: first all parts of this rank are copied to one block of host
+ * memory, in the order of the entries; then from there to the files. Training waits only for the
  * first.
  *
  * 8-bit states are copied unchanged: codes, and the scales of all groups of a tensor. A group on
@@ -38,7 +38,7 @@ static Range intersect(Range a, Range b)
     return r.first < r.end ? r : (Range){ 0, 0 };
 }
 
-/* ---- pieces ---------------------------------------------------------------------------------- */
+/* ---- entries --------------------------------------------------------------------------------- */
 
 static const char *dtype_in_file(DType d)
 {
@@ -47,21 +47,22 @@ static const char *dtype_in_file(DType d)
     return name[d];
 }
 
-/* Adds `piece`, which has its kind, state and position, for the tensor t. */
-static Piece *add_piece(Layout *l, Piece piece, const HfTensor *t, const char *suffix)
+/* Adds `entry`, which has its kind, state and position, for the tensor t. */
+static LayoutEntry *add_entry(Layout *l, LayoutEntry entry, const HfTensor *t, const char *suffix)
 {
-    l->piece = xrealloc(l->piece, (size_t)(l->num_pieces + 1) * sizeof *l->piece);
-    Piece *p = &l->piece[l->num_pieces++];
-    *p = piece;
+    l->entry = xrealloc(l->entry, (size_t)(l->num_entries + 1) * sizeof *l->entry);
+    LayoutEntry *p = &l->entry[l->num_entries++];
+    *p = entry;
     p->per = 1;
     const int length = snprintf(p->name, sizeof p->name, "%s%s", t->name, suffix);
     CHECK(length < (int)sizeof p->name, "the name %s%s is too long", t->name, suffix);
     return p;
 }
 
-static void add_values(Layout *l, Piece piece, const HfTensor *t, const char *suffix, Format f)
+static void add_values(Layout *l, LayoutEntry entry, const HfTensor *t, const char *suffix,
+                       Format f)
 {
-    Piece *p = add_piece(l, piece, t, suffix);
+    LayoutEntry *p = add_entry(l, entry, t, suffix);
     p->dtype = dtype_in_file(f.dtype);
     p->bytes = dtype_size(f.dtype);
     p->count = p->held = t->rows * t->cols;
@@ -74,12 +75,13 @@ static void add_values(Layout *l, Piece piece, const HfTensor *t, const char *su
 }
 
 /* (groups, 1) */
-static void add_scales(Layout *l, Piece piece, const HfTensor *t, const char *suffix, Format f)
+static void add_scales(Layout *l, LayoutEntry entry, const HfTensor *t, const char *suffix,
+                       Format f)
 {
     if (!format_has_scales(f))
         return;
     CHECK(f.group && PARAM_ALIGN % f.group == 0, "a state in %s", format_name(f));
-    Piece *p = add_piece(l, piece, t, suffix);
+    LayoutEntry *p = add_entry(l, entry, t, suffix);
     size_t group = (size_t)f.group, end = p->first + t->rows * t->cols;
     const size_t ranks = p->cut ? (size_t)p->cut->tensor_ranks : 1;
     /* absmax, fp8_pair of kernels/fp8.h, or S */
@@ -94,7 +96,7 @@ static void add_scales(Layout *l, Piece piece, const HfTensor *t, const char *su
     p->shape[1] = 1;
 }
 
-static void add_states(Layout *l, Piece piece, const HfTensor *t, const ParamStore *store)
+static void add_states(Layout *l, LayoutEntry entry, const HfTensor *t, const ParamStore *store)
 {
     const bool matrix = store->shape[t->unit].param[t->param].is_operand;
     for (int i = 0; i < store->optimizer->num_states; i++) {
@@ -103,13 +105,13 @@ static void add_states(Layout *l, Piece piece, const HfTensor *t, const ParamSto
         const Format format = optimizer_format(store->optimizer, i, &store->recipe,
                                                store->shape[t->unit].kind->is_layer);
         char suffix[64];
-        piece.state = i;
-        piece.kind = PIECE_STATE;
+        entry.state = i;
+        entry.kind = ENTRY_STATE;
         snprintf(suffix, sizeof suffix, ".%s", store->optimizer->state[i].name);
-        add_values(l, piece, t, suffix, format);
-        piece.kind = PIECE_SCALE;
+        add_values(l, entry, t, suffix, format);
+        entry.kind = ENTRY_SCALE;
         snprintf(suffix, sizeof suffix, ".%s.scale", store->optimizer->state[i].name);
-        add_scales(l, piece, t, suffix, format);
+        add_scales(l, entry, t, suffix, format);
     }
 }
 
@@ -119,16 +121,16 @@ static void add_tensor(Layout *l, LayoutKind kind, const ParamStore *store, cons
     const Param *p = &shape->param[t->param];
     const Region region = p->region;
     const size_t in_param = t->first / (size_t)p->tensor_ranks;
-    const Piece piece = { .kind = PIECE_WEIGHT,
-                          .unit = t->unit,
-                          .param = t->param,
-                          .region = region,
-                          .first = p->offset + in_param,
-                          .cut = p->tensor_ranks > 1 ? p : NULL,
-                          .in_param = in_param,
-                          .in_whole = t->first,
-                          .is_copy = shape->tensor_ranks > 1 && p->tensor_ranks == 1 &&
-                                     store->tensor_rank > 0 };
+    const LayoutEntry entry = { .kind = ENTRY_WEIGHT,
+                                .unit = t->unit,
+                                .param = t->param,
+                                .region = region,
+                                .first = p->offset + in_param,
+                                .cut = p->tensor_ranks > 1 ? p : NULL,
+                                .in_param = in_param,
+                                .in_whole = t->first,
+                                .is_copy = shape->tensor_ranks > 1 && p->tensor_ranks == 1 &&
+                                           store->tensor_rank > 0 };
     const bool low = t->adapter || t->with_adapter;
     HfTensor named = *t;
     if (kind == LAYOUT_ADAPTER && t->with_adapter)
@@ -136,10 +138,10 @@ static void add_tensor(Layout *l, LayoutKind kind, const ParamStore *store, cons
     if (kind == LAYOUT_MODEL       ? !t->adapter
         : kind == LAYOUT_OPTIMIZER ? false
                                    : low == (kind == LAYOUT_ADAPTER))
-        add_values(l, piece, &named, "",
+        add_values(l, entry, &named, "",
                    region == TRAINED ? store->recipe.master : store->recipe.frozen);
     else if (kind == LAYOUT_OPTIMIZER && region == TRAINED)
-        add_states(l, piece, t, store);
+        add_states(l, entry, t, store);
 }
 
 /* Assigns units to files: a unit that does not fit starts the next file. */
@@ -147,8 +149,8 @@ static void divide(Layout *l, int num_units, size_t limit)
 {
     size_t *bytes = xcalloc((size_t)num_units, sizeof *bytes), filled = 0;
     int *file = xcalloc((size_t)num_units, sizeof *file), last = 0;
-    for (int i = 0; i < l->num_pieces; i++)
-        bytes[l->piece[i].unit] += l->piece[i].count * l->piece[i].bytes;
+    for (int i = 0; i < l->num_entries; i++)
+        bytes[l->entry[i].unit] += l->entry[i].count * l->entry[i].bytes;
     for (int u = 0; u < num_units; u++) {
         /* the last unit of a model with a tied head and no norm weights is empty */
         if (filled > 0 && bytes[u] > 0 && filled + bytes[u] > limit) {
@@ -158,8 +160,8 @@ static void divide(Layout *l, int num_units, size_t limit)
         filled += bytes[u];
         file[u] = last;
     }
-    for (int i = 0; i < l->num_pieces; i++)
-        l->piece[i].file = file[l->piece[i].unit];
+    for (int i = 0; i < l->num_entries; i++)
+        l->entry[i].file = file[l->entry[i].unit];
     l->num_files = last + 1;
     free(bytes);
     free(file);
@@ -170,9 +172,9 @@ Layout layout_make(const char *folder, LayoutKind kind, const ParamStore *store,
     Layout l = { 0 };
     for (int i = 0; i < store->num_tensors; i++)
         add_tensor(&l, kind, store, &store->tensor[i]);
-    l.sum = xcalloc((size_t)l.num_pieces, sizeof *l.sum);
-    for (int i = 0; i < l.num_pieces; i++)
-        name_index_add(&l.names, l.piece[i].name, i);
+    l.sum = xcalloc((size_t)l.num_entries, sizeof *l.sum);
+    for (int i = 0; i < l.num_entries; i++)
+        name_index_add(&l.names, l.entry[i].name, i);
     name_index_sort(&l.names);
     if (!folder)
         return l;
@@ -190,10 +192,10 @@ Layout layout_make(const char *folder, LayoutKind kind, const ParamStore *store,
             snprintf(path, sizeof path, "%s/model-%05d-of-%05d.safetensors", folder, i + 1,
                      l.num_files);
         l.file[i] = safetensors_new(path);
-        for (int k = 0; k < l.num_pieces; k++)
-            if (l.piece[k].file == i)
-                safetensors_add(l.file[i], l.piece[k].name, l.piece[k].dtype, l.piece[k].dims,
-                                l.piece[k].shape);
+        for (int k = 0; k < l.num_entries; k++)
+            if (l.entry[k].file == i)
+                safetensors_add(l.file[i], l.entry[k].name, l.entry[k].dtype, l.entry[k].dims,
+                                l.entry[k].shape);
         safetensors_lay_out(l.file[i]);
     }
     return l;
@@ -204,7 +206,7 @@ void layout_free(Layout *l)
     for (int i = 0; l->file && i < l->num_files; i++)
         safetensors_close(l->file[i]);
     free(l->file);
-    free(l->piece);
+    free(l->entry);
     name_index_free(&l->names);
     free(l->sum);
     *l = (Layout){ 0 };
@@ -212,42 +214,42 @@ void layout_free(Layout *l)
 
 /* ---- device memory --------------------------------------------------------------------------- */
 
-/* The elements of the piece's region that this rank has, in units of the piece's `per`. None for
+/* The elements of the entry's region that this rank has, in units of the entry's `per`. None for
  * region QUANTIZED, which is stored in another format. */
-static Range held_by(const Piece *p, const Shard *s)
+static Range held_by(const LayoutEntry *p, const Shard *s)
 {
-    const Slice own = p->kind == PIECE_WEIGHT ? s->slice[p->region] : shard_state(s, p->state);
+    const Slice own = p->kind == ENTRY_WEIGHT ? s->slice[p->region] : shard_state(s, p->state);
     return p->region == QUANTIZED ? (Range){ 0, 0 }
                                   : (Range){ own.first / p->per, (own.first + own.count) / p->per };
 }
 
-static const Tensor *tensor_of(const Piece *p, const Shard *s)
+static const Tensor *tensor_of(const LayoutEntry *p, const Shard *s)
 {
-    return p->kind == PIECE_WEIGHT ? &s->slice[p->region].stored : &s->state[p->state];
+    return p->kind == ENTRY_WEIGHT ? &s->slice[p->region].stored : &s->state[p->state];
 }
 
-/* The address of element i of the piece's region on this rank, in units of `per`. */
-static char *address_of(const Piece *p, const Shard *s, size_t i)
+/* The address of element i of the entry's region on this rank, in units of `per`. */
+static char *address_of(const LayoutEntry *p, const Shard *s, size_t i)
 {
     const Tensor *t = tensor_of(p, s);
-    return (char *)(p->kind == PIECE_SCALE ? t->scale : t->data) +
+    return (char *)(p->kind == ENTRY_SCALE ? t->scale : t->data) +
            (i - held_by(p, s).first) * p->bytes;
 }
 
-Tensor layout_part(const Piece *p, const Shard *s)
+Tensor layout_part(const LayoutEntry *p, const Shard *s)
 {
     const Tensor *t = tensor_of(p, s);
     const size_t group = t->format.group ? (size_t)t->format.group : 1;
-    const Range piece = { p->first / group * group,
+    const Range entry = { p->first / group * group,
                           (p->first + p->held + group - 1) / group * group };
-    const Range r = intersect(held_by(p, s), piece);
-    const Slice own = p->kind == PIECE_WEIGHT ? s->slice[p->region] : shard_state(s, p->state);
+    const Range r = intersect(held_by(p, s), entry);
+    const Slice own = p->kind == ENTRY_WEIGHT ? s->slice[p->region] : shard_state(s, p->state);
     return r.end > r.first ? slice_view(&own, *t, r.first, r.end - r.first) : (Tensor){ 0 };
 }
 
-/* *at: position, in the file's tensor, of element i of the piece's region. Returns how many
+/* *at: position, in the file's tensor, of element i of the entry's region. Returns how many
  * elements, up to `end`, are consecutive both in the region and in the file. */
-static size_t run_of(const Piece *p, size_t i, size_t end, size_t *at)
+static size_t run_of(const LayoutEntry *p, size_t i, size_t end, size_t *at)
 {
     *at = i - p->first;
     if (!p->cut)
@@ -269,7 +271,7 @@ static uint32_t run_sum(uint32_t sum, size_t at, size_t n, size_t count, size_t 
 /* Combines the parts of the group's ranks. */
 static void sum_over(Layout *l, Ranks g)
 {
-    const size_t n = (size_t)l->num_pieces;
+    const size_t n = (size_t)l->num_entries;
     uint32_t *all = xmalloc((size_t)comm_group_size(g) * n * sizeof *all);
     comm_gather(all, l->sum, n * sizeof *all, g);
     memset(l->sum, 0, n * sizeof *l->sum);
@@ -285,8 +287,8 @@ void layout_sum(Layout *l)
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
-/* The elements of a piece that this rank writes. */
-static Range own_part(const Piece *p, const Range *own)
+/* The elements of an entry that this rank writes. */
+static Range own_part(const LayoutEntry *p, const Range *own)
 {
     if (p->is_copy)
         return (Range){ 0, 0 };
@@ -298,9 +300,9 @@ static Range own_part(const Piece *p, const Range *own)
 size_t layout_bytes(const Layout *l, const Range *own)
 {
     size_t bytes = 0;
-    for (int i = 0; i < l->num_pieces; i++) {
-        Range r = own_part(&l->piece[i], own);
-        bytes += (r.end - r.first) * l->piece[i].bytes;
+    for (int i = 0; i < l->num_entries; i++) {
+        Range r = own_part(&l->entry[i], own);
+        bytes += (r.end - r.first) * l->entry[i].bytes;
     }
     return bytes;
 }
@@ -308,8 +310,8 @@ size_t layout_bytes(const Layout *l, const Range *own)
 void layout_snapshot(void *snapshot, const Layout *l, const Range *own, const ParamStore *store)
 {
     char *dst = snapshot;
-    for (int i = 0; i < l->num_pieces; i++) {
-        const Piece *p = &l->piece[i];
+    for (int i = 0; i < l->num_entries; i++) {
+        const LayoutEntry *p = &l->entry[i];
         Range r = own_part(p, own);
         size_t bytes = (r.end - r.first) * p->bytes;
         if (bytes)
@@ -321,8 +323,8 @@ void layout_snapshot(void *snapshot, const Layout *l, const Range *own, const Pa
 const char *layout_write(Layout *l, const Range *own, const void *snapshot)
 {
     const char *src = snapshot;
-    for (int i = 0; i < l->num_pieces; i++) {
-        const Piece *p = &l->piece[i];
+    for (int i = 0; i < l->num_entries; i++) {
+        const LayoutEntry *p = &l->entry[i];
         SafeFile *file = l->file[p->file];
         const Range r = own_part(p, own);
         l->sum[i] = 0;
@@ -355,10 +357,10 @@ static const char *shape_text(char text[64], int dims, const size_t *shape)
     return text;
 }
 
-static void check_piece(const Piece *p, const SafeFile *file, const SafeTensor *t)
+static void check_entry(const LayoutEntry *p, const SafeFile *file, const SafeTensor *t)
 {
     char found[64], expected[64];
-    if (p->kind == PIECE_WEIGHT && !convert_knows(t->dtype))
+    if (p->kind == ENTRY_WEIGHT && !convert_knows(t->dtype))
         die("%s: tensor %s is stored as %s; expected F32, BF16 or F16", file->path, t->name,
             t->dtype);
     if (strcmp(t->dtype, p->dtype) != 0 && (!convert_knows(t->dtype) || !convert_knows(p->dtype)))
@@ -386,9 +388,9 @@ static size_t numel(const SafeTensor *t)
     return t->shape[0] * (t->dims == 2 ? t->shape[1] : 1);
 }
 
-void layout_fetch(PieceReader *r, void *to, const char *dtype, size_t at, size_t n)
+void layout_fetch(EntryReader *r, void *to, const char *dtype, size_t at, size_t n)
 {
-    const Piece *p = r->piece;
+    const LayoutEntry *p = r->entry;
     const SafeTensor *t = r->from.tensor;
     const bool same = t && strcmp(t->dtype, dtype) == 0;
     char reading[64];
@@ -408,12 +410,12 @@ void layout_fetch(PieceReader *r, void *to, const char *dtype, size_t at, size_t
         convert_encode(to, dtype, to, n);
 }
 
-/* Of a piece that is some columns of a matrix stored as codes: elements from e on, up to `end` or
+/* Of an entry that is some columns of a matrix stored as codes: elements from e on, up to `end` or
  * as many as `step` elements of the matrix have; returns their number. Reads whole rows, since each
  * read of codes reads the matrix's scales too. */
-static size_t fetch_columns(PieceReader *r, char *values, size_t e, size_t end, size_t step)
+static size_t fetch_columns(EntryReader *r, char *values, size_t e, size_t end, size_t step)
 {
-    const Piece *p = r->piece;
+    const LayoutEntry *p = r->entry;
     const size_t cols = (size_t)p->cut->cols, all = p->shape[1], first = e - p->first,
                  row = first / cols;
     const size_t stop = p->first + (row + step / all) * cols, last = end < stop ? end : stop;
@@ -427,9 +429,9 @@ static size_t fetch_columns(PieceReader *r, char *values, size_t e, size_t end, 
 
 /* values: safetensors_chunk bytes, as r->raw. Returns the contribution of this rank's part to the
  * tensor's checksum; 0 if there is none. */
-static uint32_t read_piece(PieceReader *r, const Shard *s, void *values)
+static uint32_t read_entry(EntryReader *r, const Shard *s, void *values)
 {
-    const Piece *p = r->piece;
+    const LayoutEntry *p = r->entry;
     const SafeTensor *t = r->from.tensor;
     const size_t count = t ? numel(t) : p->count;
     const size_t wide = p->bytes > sizeof(float) ? p->bytes : sizeof(float),
@@ -453,22 +455,22 @@ static uint32_t read_piece(PieceReader *r, const Shard *s, void *values)
 }
 
 /* Whether loading rounds a frozen weight, which has no exact copy then. dtype: of the file. */
-static bool is_rounded(const Piece *p, const char *dtype)
+static bool is_rounded(const LayoutEntry *p, const char *dtype)
 {
     return p->region == FROZEN && strcmp(p->dtype, "BF16") == 0 && strcmp(dtype, "BF16") != 0;
 }
 
-Found layout_need(const Piece *p, SafeFile *const *files, int count)
+Found layout_need(const LayoutEntry *p, SafeFile *const *files, int count)
 {
     const Found f = safetensors_find_in(files, count, p->name);
     if (!f.tensor)
         die("%s%s: there is no tensor %s, which the configured model needs", files[0]->path,
             count > 1 ? " and the files next to it" : "", p->name);
-    check_piece(p, f.file, f.tensor);
+    check_entry(p, f.file, f.tensor);
     return f;
 }
 
-Found layout_find(const Piece *p, SafeFile *const *files, int count)
+Found layout_find(const LayoutEntry *p, SafeFile *const *files, int count)
 {
     const SafeFile *coded = coded_source_find(files, count, p->name);
     return coded ? (Found){ coded, NULL } : layout_need(p, files, count);
@@ -478,13 +480,13 @@ Found layout_find(const Piece *p, SafeFile *const *files, int count)
  * that two stages have is summed once. */
 static void check_sums(Layout *l, const ParamStore *store, SafeFile *const *files, int count)
 {
-    for (int i = 0; i < l->num_pieces && store->pipe.stages > 1; i++)
-        if (pipeline_stage_of(&store->pipe, store->shape->config, l->piece[i].unit) !=
+    for (int i = 0; i < l->num_entries && store->pipe.stages > 1; i++)
+        if (pipeline_stage_of(&store->pipe, store->shape->config, l->entry[i].unit) !=
             store->pipe.stage)
             l->sum[i] = 0;
     sum_over(l, RANKS_COPY);
-    for (int i = 0; i < l->num_pieces; i++) {
-        const Found found = safetensors_find_in(files, count, l->piece[i].name);
+    for (int i = 0; i < l->num_entries; i++) {
+        const Found found = safetensors_find_in(files, count, l->entry[i].name);
         const SafeTensor *t = found.tensor;
         if (t && t->has_sum && t->sum != l->sum[i])
             die("%s: tensor %s has the checksum %08x, expected %08x from trainer.json: its bytes "
@@ -500,16 +502,16 @@ void layout_read(Layout *l, ParamStore *store, SafeFile *const *files, int count
     void *raw = xmalloc(safetensors_chunk), *values = xmalloc(safetensors_chunk);
     bool rounded = false;
     double all = 0, done = 0;
-    for (int i = 0; i < l->num_pieces; i++)
-        all += (double)l->piece[i].count;
+    for (int i = 0; i < l->num_entries; i++)
+        all += (double)l->entry[i].count;
     progress_begin("loading");
-    for (int i = 0; i < l->num_pieces; i++) {
-        const Piece *p = &l->piece[i];
+    for (int i = 0; i < l->num_entries; i++) {
+        const LayoutEntry *p = &l->entry[i];
         progress_show(done / all, p->name);
         done += (double)p->count;
         if (p->region == QUANTIZED || p->is_read)
             continue;
-        PieceReader r = { p, files, count, layout_find(p, files, count), raw, 0 };
+        EntryReader r = { p, files, count, layout_find(p, files, count), raw, 0 };
         const char *dtype = r.from.tensor ? r.from.tensor->dtype : "codes and scales";
         /* otherwise computing rounds them anyway */
         if (is_rounded(p, dtype) && !rounded && store->first_trained < store->num_units)
@@ -517,7 +519,7 @@ void layout_read(Layout *l, ParamStore *store, SafeFile *const *files, int count
                  "run; --format.frozen=f32 keeps the exact values",
                  r.from.file->path, dtype);
         rounded |= is_rounded(p, dtype);
-        l->sum[i] = read_piece(&r, &store->shard[p->unit], values);
+        l->sum[i] = read_entry(&r, &store->shard[p->unit], values);
     }
     free(raw);
     free(values);

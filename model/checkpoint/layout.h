@@ -9,20 +9,20 @@
  * OPTIMIZER: the states. */
 typedef enum { LAYOUT_MODEL, LAYOUT_BASE, LAYOUT_OPTIMIZER, LAYOUT_ADAPTER } LayoutKind;
 /* a weight; a state of the optimizer; the scales of a state's groups */
-typedef enum { PIECE_WEIGHT, PIECE_STATE, PIECE_SCALE } PieceKind;
+typedef enum { ENTRY_WEIGHT, ENTRY_STATE, ENTRY_SCALE } EntryKind;
 
 /* One tensor of a file: elements, or groups' scales, [first, first + held) of a unit's region: all
  * `count` of the tensor, or the part of a tensor rank, which is runs of it. */
 typedef struct {
     char name[160]; /* name of a HfTensor, then of a state, then ".scale" */
-    PieceKind kind;
+    EntryKind kind;
     int state;       /* index into Shard.state; unused for a weight */
     int unit, param; /* index into UnitLayout.param */
     Region region;
     const char *dtype; /* safetensors' name */
-    /* number of weights per element: 1; for PIECE_SCALE, the size of a group */
+    /* number of weights per element: 1; for ENTRY_SCALE, the size of a group */
     size_t per;
-    size_t bytes;              /* bytes of an element; for PIECE_SCALE, of all scales of a group */
+    size_t bytes;              /* bytes of an element; for ENTRY_SCALE, of all scales of a group */
     size_t first, count, held; /* elements */
     const Param *cut; /* the parameter of which this is a tensor rank's part; NULL: whole */
     /* with cut: where the tensor begins in the part, and in the whole parameter */
@@ -35,21 +35,21 @@ typedef struct {
     /* >= shape[0]: a file may include the padding rows of the vocabulary */
     size_t max_rows;
     int file; /* index into Layout.file */
-} Piece;
+} LayoutEntry;
 
 typedef struct {
-    int num_pieces, num_files;
-    Piece *piece;
-    NameIndex names; /* of `piece` */
+    int num_entries, num_files;
+    LayoutEntry *entry;
+    NameIndex names; /* of `entry` */
     SafeFile **file; /* described and laid out; NULL without a folder */
-    /* [num_pieces]: CRC-32C of a tensor's bytes in a file: of this rank's part, or combined */
+    /* [num_entries]: CRC-32C of a tensor's bytes in a file: of this rank's part, or combined */
     uint32_t *sum;
 } Layout;
 
 /* Depends only on the architecture, the recipe and the optimizer: the same on every rank, for any
- * number of ranks. `folder`: where the files are; NULL: only the pieces. A file has whole units, up
- * to `file_limit` bytes; adapters are one file. Weights of region QUANTIZED have pieces, but cannot
- * be saved. */
+ * number of ranks. `folder`: where the files are; NULL: only the entries. A file has whole units,
+ * up to `file_limit` bytes; adapters are one file. Weights of region QUANTIZED have entries, but
+ * cannot be saved. */
 Layout layout_make(const char *folder, LayoutKind kind, const ParamStore *store, size_t file_limit);
 void layout_free(Layout *l);
 
@@ -61,7 +61,7 @@ size_t layout_bytes(const Layout *l, const Range *own);
 
 /* This rank's slice of a weight or a state, extended to whole groups. The tensor is empty if this
  * rank has no slice. */
-Tensor layout_part(const Piece *p, const Shard *s);
+Tensor layout_part(const LayoutEntry *p, const Shard *s);
 
 /* Copies this rank's slices to host memory of layout_bytes() bytes. */
 void layout_snapshot(void *snapshot, const Layout *l, const Range *own, const ParamStore *store);
@@ -74,26 +74,26 @@ const char *layout_write(Layout *l, const Range *own, const void *snapshot);
 /* Combines l->sum of all ranks, which call when all have written. */
 void layout_sum(Layout *l);
 
-/* Reads this rank's part of every piece from the `count` files, converting F32, BF16, F16 and codes
+/* Reads this rank's part of every entry from the `count` files, converting F32, BF16, F16 and codes
  * with scales [coded_source.h] as needed. For region QUANTIZED, which load_quantized has read
  * before, and `is_read` only checks checksums. All ranks of a shard group call; together they read
  * everything. Dies naming a tensor that is missing, has a wrong shape, a type that cannot be
  * converted, or a wrong checksum. */
 void layout_read(Layout *l, ParamStore *store, SafeFile *const *files, int count);
 
-/* Finds the tensor of a piece in the files. Dies as layout_read does. */
-Found layout_need(const Piece *p, SafeFile *const *files, int count);
+/* Finds the tensor of an entry in the files. Dies as layout_read does. */
+Found layout_need(const LayoutEntry *p, SafeFile *const *files, int count);
 
 /* Reads a weight in parts. layout_find: as layout_need; but for a weight stored as codes and
  * scales, the tensor is NULL and the file is that of the codes. layout_fetch: reads elements [at,
  * at + n) as type `dtype`; `to` has space for n floats. */
 typedef struct {
-    const Piece *piece;
+    const LayoutEntry *entry;
     SafeFile *const *files;
     int count;
     Found from;
     void *raw;    /* space for the elements in the file's type */
     uint32_t sum; /* CRC-32C of the fetched bytes, if the tensor has a checksum */
-} PieceReader;
-Found layout_find(const Piece *p, SafeFile *const *files, int count);
-void layout_fetch(PieceReader *r, void *to, const char *dtype, size_t at, size_t n);
+} EntryReader;
+Found layout_find(const LayoutEntry *p, SafeFile *const *files, int count);
+void layout_fetch(EntryReader *r, void *to, const char *dtype, size_t at, size_t n);

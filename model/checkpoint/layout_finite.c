@@ -7,20 +7,20 @@
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/device.h"
 
-/* Checks pieces first .. end - 1 of this rank. Uses the memory of gradient norms for the flag:
+/* Checks entries first .. end - 1 of this rank. Uses the memory of gradient norms for the flag:
  * memory may be full. */
 static bool has_not_finite(const Layout *l, const ParamStore *store, int first, int end)
 {
     int found = 0, *flag = (int *)store->square_sum;
     device_put(flag, &found, sizeof found);
     for (int i = first; i < end; i++) {
-        const Piece *p = &l->piece[i];
-        if (p->kind == PIECE_SCALE)
+        const LayoutEntry *p = &l->entry[i];
+        if (p->kind == ENTRY_SCALE)
             continue; /* checked with its state */
         const Tensor t = layout_part(p, &store->shard[p->unit]);
         if (t.data)
             find_not_finite(flag, t,
-                            p->kind == PIECE_STATE &&
+                            p->kind == ENTRY_STATE &&
                                 strcmp(store->optimizer->state[p->state].name, "exp_avg_sq") == 0);
     }
     device_get(&found, flag, sizeof found);
@@ -29,10 +29,10 @@ static bool has_not_finite(const Layout *l, const ParamStore *store, int first, 
 
 const char *layout_not_finite(const Layout *l, const ParamStore *store)
 {
-    int first = has_not_finite(l, store, 0, l->num_pieces) ? 0 : l->num_pieces;
-    while (first < l->num_pieces && !has_not_finite(l, store, first, first + 1))
+    int first = has_not_finite(l, store, 0, l->num_entries) ? 0 : l->num_entries;
+    while (first < l->num_entries && !has_not_finite(l, store, first, first + 1))
         first++;
     double least = -first;
     comm_max(&least, 1);
-    return -least < l->num_pieces ? l->piece[(int)-least].name : NULL;
+    return -least < l->num_entries ? l->entry[(int)-least].name : NULL;
 }

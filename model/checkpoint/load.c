@@ -41,12 +41,12 @@
 
 static const char OPENING[] = "opening the files to load";
 
-static bool has_piece(const Layout *l, const char *name)
+static bool has_entry(const Layout *l, const char *name)
 {
     return name_index_find(&l->names, name) >= 0;
 }
 
-/* The first tensor that is no piece of the layout and cannot be ignored, and its file in *path;
+/* The first tensor that is no entry of the layout and cannot be ignored, and its file in *path;
  * NULL: there is none. */
 static const char *left_over(const Layout *l, const WeightFiles *s, const char *folder,
                              const ModelConfig *c, const char **path)
@@ -55,7 +55,7 @@ static const char *left_over(const Layout *l, const WeightFiles *s, const char *
         for (int t = 0; t < s->file[i]->count; t++) {
             const char *name = s->file[i]->tensor[t].name;
             char *matrix = coded_source_matrix(s->file, s->count, name);
-            const bool placed = has_piece(l, matrix ? matrix : name) ||
+            const bool placed = has_entry(l, matrix ? matrix : name) ||
                                 (c->image.feature_size > 0 && tower_owns(name));
             *path = s->file[i]->path;
             free(matrix);
@@ -119,16 +119,16 @@ static void check_trained(const char *folder, const Layout *l, const WeightFiles
                                  "--reset_optimizer_state and another --save_folder";
     char suffix[64];
     snprintf(suffix, sizeof suffix, ".%s", state);
-    for (int i = 0; i < l->num_pieces; i++)
-        if (text_ends_with(l->piece[i].name, suffix) &&
-            !safetensors_find_in(s->file, s->count, l->piece[i].name).tensor)
+    for (int i = 0; i < l->num_entries; i++)
+        if (text_ends_with(l->entry[i].name, suffix) &&
+            !safetensors_find_in(s->file, s->count, l->entry[i].name).tensor)
             die("%s: it has no %s: this run trains the weight, but the checkpoint's run did not. "
                 "%s",
-                folder, l->piece[i].name, remedy);
+                folder, l->entry[i].name, remedy);
     for (int i = 0; i < s->count; i++)
         for (int t = 0; t < s->file[i]->count; t++) {
             const char *name = s->file[i]->tensor[t].name;
-            if (text_ends_with(name, suffix) && !has_piece(l, name))
+            if (text_ends_with(name, suffix) && !has_entry(l, name))
                 die("%s: it has %s: this run freezes the weight, but the checkpoint's run trained "
                     "it. %s",
                     folder, name, remedy);
@@ -142,7 +142,7 @@ static const char *left_state(const Layout *l, const WeightFiles *s)
     for (int i = 0; i < s->count; i++)
         for (int t = 0; t < s->file[i]->count; t++) {
             const char *name = s->file[i]->tensor[t].name;
-            if (!has_piece(l, name) && !text_ends_with(name, "." AVERAGE_STATE))
+            if (!has_entry(l, name) && !text_ends_with(name, "." AVERAGE_STATE))
                 return name;
         }
     return NULL;
@@ -167,10 +167,10 @@ static const char *foreign_state(const Optimizer *o, const WeightFiles *s)
     return NULL;
 }
 
-static bool has_pieces_ending(const Layout *l, const char *suffix)
+static bool has_entries_ending(const Layout *l, const char *suffix)
 {
-    for (int i = 0; i < l->num_pieces; i++)
-        if (text_ends_with(l->piece[i].name, suffix))
+    for (int i = 0; i < l->num_entries; i++)
+        if (text_ends_with(l->entry[i].name, suffix))
             return true;
     return false;
 }
@@ -193,7 +193,7 @@ static void load_optimizer(const char *folder, WeightFiles s, const json_t *mani
         const char *name = o->state[i].name;
         char suffix[64];
         snprintf(suffix, sizeof suffix, ".%s", name);
-        if (has_pieces_ending(&l, suffix) &&
+        if (has_entries_ending(&l, suffix) &&
             !safetensors_find_ending(s.file, s.count, suffix).tensor)
             die_of_states(folder,
                           xasprintf("it has no %s, which optimizer %s keeps for every %s", name,

@@ -23,7 +23,7 @@ typedef struct {
     float *values;
 } Reading;
 
-/* The tensors of a matrix, which follow each other: pieces first .. end - 1. */
+/* The tensors of a matrix, which follow each other: entries first .. end - 1. */
 typedef struct {
     int unit, first, end;
     const Param *p;
@@ -32,7 +32,7 @@ typedef struct {
 /* Goes to the next matrix of the region; false: there is none. From { 0 } on. */
 static bool next_matrix(const Reading *r, Matrix *m)
 {
-    const Piece *all = r->l->piece, *end = all + r->l->num_pieces, *p = all + m->end;
+    const LayoutEntry *all = r->l->entry, *end = all + r->l->num_entries, *p = all + m->end;
     while (p < end && p->region != QUANTIZED)
         p++;
     if (p == end)
@@ -49,7 +49,7 @@ static Format format_of(const Reading *r, const Matrix *m)
 {
     bool exact = true;
     for (int i = m->first; i < m->end; i++) {
-        const SafeTensor *t = layout_find(&r->l->piece[i], r->files, r->count).tensor;
+        const SafeTensor *t = layout_find(&r->l->entry[i], r->files, r->count).tensor;
         exact &= t && strcmp(t->dtype, "BF16") == 0;
     }
     return (Format){ exact ? BF16 : F32, 0, false };
@@ -67,12 +67,12 @@ static void check_finite(const Reading *r, Tensor part, const SafeFile *file, co
             file->path, name);
 }
 
-/* part: destination of piece i. All ranks of a stage's copy read the same bytes; only the first
+/* part: destination of entry i. All ranks of a stage's copy read the same bytes; only the first
  * one's checksum counts. */
 static void read_tensor(const Reading *r, int i, Tensor part)
 {
-    const Piece *p = &r->l->piece[i];
-    PieceReader reader = { p, r->files, r->count, layout_find(p, r->files, r->count), r->raw, 0 };
+    const LayoutEntry *p = &r->l->entry[i];
+    EntryReader reader = { p, r->files, r->count, layout_find(p, r->files, r->count), r->raw, 0 };
     const size_t size = dtype_size(part.format.dtype), all = tensor_numel(part),
                  chunk = safetensors_chunk / sizeof(float);
     for (size_t at = 0, n; at < all; at += n) {
@@ -92,8 +92,8 @@ static bool is_quantized(const Reading *r, const Matrix *m)
         return false;
     const char *plain = NULL, *quantized = NULL;
     for (int i = m->first; i < m->end; i++)
-        *(nf4_source_has(r->files, r->count, r->l->piece[i].name) ? &quantized : &plain) =
-            r->l->piece[i].name;
+        *(nf4_source_has(r->files, r->count, r->l->entry[i].name) ? &quantized : &plain) =
+            r->l->entry[i].name;
     if (quantized && plain)
         die("%s%s: %s is stored in 4 bits and %s is not, but they are one matrix here: quantize "
             "both, or load the 16-bit folder",
@@ -106,15 +106,15 @@ static void read_quantized(const Reading *r, const Matrix *m)
     const bool plain = r->store->shape->config->lora.plain_nf4;
     const Param whole = param_whole(m->p);
     char *groups = xmalloc(param_nf4_groups(&whole) * nf4_group_bytes(plain)), *next = groups;
-    for (const Piece *piece = &r->l->piece[m->first]; piece < &r->l->piece[m->end]; piece++) {
-        const size_t n = nf4_groups(piece->shape[0], piece->shape[1]);
+    for (const LayoutEntry *entry = &r->l->entry[m->first]; entry < &r->l->entry[m->end]; entry++) {
+        const size_t n = nf4_groups(entry->shape[0], entry->shape[1]);
         watchdog_mark("reading a base in NF4", -1);
         if (plain)
-            nf4_source_read_plain((Nf4PlainGroup *)next, r->files, r->count, piece->name,
-                                  piece->shape[0], piece->shape[1], 0, n);
+            nf4_source_read_plain((Nf4PlainGroup *)next, r->files, r->count, entry->name,
+                                  entry->shape[0], entry->shape[1], 0, n);
         else
-            nf4_source_read((Nf4Group *)next, r->files, r->count, piece->name, piece->shape[0],
-                            piece->shape[1], 0, n);
+            nf4_source_read((Nf4Group *)next, r->files, r->count, entry->name, entry->shape[0],
+                            entry->shape[1], 0, n);
         next += n * nf4_group_bytes(plain);
     }
     quantized_store_nf4(r->store, m->unit, m->p, groups);
@@ -132,8 +132,8 @@ static void read_matrix(const Reading *r, const Matrix *m, void *memory)
     const Tensor whole = tensor_at(memory, format_of(r, m), all.rows, all.cols);
     for (int i = m->first; i < m->end; i++)
         read_tensor(r, i,
-                    tensor_rows(whole, (int)(r->l->piece[i].in_whole / (size_t)all.cols),
-                                (int)r->l->piece[i].shape[0]));
+                    tensor_rows(whole, (int)(r->l->entry[i].in_whole / (size_t)all.cols),
+                                (int)r->l->entry[i].shape[0]));
     quantized_store(r->store, m->unit, m->p, whole);
 }
 

@@ -87,17 +87,17 @@ static void read_mix(TrainState *s, const json_t *mix, const char *path)
     static const ConfigKey position_keys[] = { NUMBER("epoch", U64, POSITION(epoch)),
                                                NUMBER("instance", U64, POSITION(instance)),
                                                NUMBER("mixed", U64, POSITION(mixed)) };
-    static const ConfigKey weight_key = NUMBER("weight", U64, offsetof(MixedSource, weight));
+    static const ConfigKey weight_key = NUMBER("weight", U64, offsetof(MixtureSourceState, weight));
     const char *name;
     json_t *source;
-    if (mix && (!json_is_object(mix) || json_object_size(mix) > MIX_MOST))
-        die("%s: mix: expected up to %d sources", path, (int)MIX_MOST);
+    if (mix && (!json_is_object(mix) || json_object_size(mix) > MIXTURE_MOST))
+        die("%s: mix: expected up to %d sources", path, (int)MIXTURE_MOST);
     json_object_foreach((json_t *)mix, name, source)
     {
-        MixedSource *m = &s->mix[s->num_mix];
-        if (strlen(name) >= MIX_NAME)
-            die("%s: mix: expected names of up to %d bytes, found '%s'", path, (int)MIX_NAME - 1,
-                name);
+        MixtureSourceState *m = &s->mix[s->num_mix];
+        if (strlen(name) >= MIXTURE_NAME)
+            die("%s: mix: expected names of up to %d bytes, found '%s'", path,
+                (int)MIXTURE_NAME - 1, name);
         strcpy(m->name, name);
         char *key = xasprintf("mix.%s", name);
         value_json_parse(m, &weight_key, json_object_get(source, "weight"), path, key);

@@ -86,8 +86,8 @@ static void write_json(const char *name, json_t *value)
 /* Writes the index. map, bytes: of the vision tower's tensors. */
 static json_t *index_of(const Layout *l, json_t *map, json_int_t bytes)
 {
-    for (int i = 0; i < l->num_pieces; i++) {
-        const Piece *p = &l->piece[i];
+    for (int i = 0; i < l->num_entries; i++) {
+        const LayoutEntry *p = &l->entry[i];
         json_object_set_new(map, p->name, json_string(base_name(l->file[p->file]->path)));
         bytes += (json_int_t)(p->count * p->bytes);
     }
@@ -117,8 +117,8 @@ static json_t *spikes(const SpikeWindow *w)
 
 static void list_sums(json_t *sums, const Layout *l)
 {
-    for (int i = 0; i < l->num_pieces; i++)
-        json_object_set_new(sums, l->piece[i].name, json_sprintf("%08" PRIx32, l->sum[i]));
+    for (int i = 0; i < l->num_entries; i++)
+        json_object_set_new(sums, l->entry[i].name, json_sprintf("%08" PRIx32, l->sum[i]));
 }
 
 static json_t *hexadecimal(uint64_t x)
@@ -131,7 +131,7 @@ static json_t *mixed_sources(const TrainState *s)
 {
     json_t *all = json_object();
     for (int i = 0; i < s->num_mix; i++) {
-        const MixedSource *m = &s->mix[i];
+        const MixtureSourceState *m = &s->mix[i];
         const SourcePosition *p = &s->loader.source[i];
         json_object_set_new(
             all, m->name,
@@ -367,7 +367,7 @@ static char *publish(void)
     static const char *const suffix[] = { "", "-aborted", "-average" };
     char *path = xasprintf("%s/step%ld%s", c->save_folder, save.state.step, suffix[save.kind]);
     layout_sum(&save.model);
-    if (save.optimizer.num_pieces > 0)
+    if (save.optimizer.num_entries > 0)
         layout_sum(&save.optimizer);
     if (comm_rank() == 0) {
         watchdog_mark("publishing the checkpoint", -1);

@@ -39,9 +39,9 @@ static DType dynamic_map(const char *state, DType otherwise)
 
 static bool scales_fit(const StoredStates *s, int state, SafeFile *const *files, int count)
 {
-    for (int i = 0; i < s->layout.num_pieces; i++) {
-        const Piece *p = &s->layout.piece[i];
-        const SafeTensor *t = p->kind == PIECE_SCALE && p->state == state
+    for (int i = 0; i < s->layout.num_entries; i++) {
+        const LayoutEntry *p = &s->layout.entry[i];
+        const SafeTensor *t = p->kind == ENTRY_SCALE && p->state == state
                                   ? safetensors_find_in(files, count, p->name).tensor
                                   : NULL;
         if (t && (t->dims != p->dims || t->shape[0] != p->shape[0]))
@@ -86,9 +86,9 @@ static const SafeTensor *find_state(const StoredStates *s, const ParamStore *sto
                                     bool in_layer, SafeFile *const *files, int count)
 {
     const SafeTensor *t = NULL;
-    for (int i = 0; i < s->layout.num_pieces && !t; i++) {
-        const Piece *p = &s->layout.piece[i];
-        if (p->kind == PIECE_STATE && p->state == state &&
+    for (int i = 0; i < s->layout.num_entries && !t; i++) {
+        const LayoutEntry *p = &s->layout.entry[i];
+        if (p->kind == ENTRY_STATE && p->state == state &&
             store->shape[p->unit].kind->is_layer == in_layer)
             t = safetensors_find_in(files, count, p->name).tensor;
     }
@@ -178,9 +178,9 @@ static void free_host(Tensor t)
     free(t.scale);
 }
 
-/* The part of elements, or groups' scales, [from, to) of a piece's region that is in the piece and
- * its tensor. */
-static Range part_of(const Piece *p, const SafeTensor *t, size_t from, size_t to)
+/* The range of elements, or groups' scales, [from, to) of an entry's region that is in the entry
+ * and its tensor. */
+static Range overlap(const LayoutEntry *p, const SafeTensor *t, size_t from, size_t to)
 {
     const size_t end = p->first + t->shape[0] * (t->dims == 2 ? t->shape[1] : 1);
     Range r = { from / p->per > p->first ? from / p->per : p->first,
@@ -197,20 +197,20 @@ static void read_chunk(const Reading *r, Tensor x, int unit, int state, size_t f
            n * dtype_size(x.format.dtype));
     if (x.scale)
         memset(x.scale, 0, format_scale_bytes(x.format, n));
-    for (int i = 0; i < l->num_pieces; i++) {
-        const Piece *p = &l->piece[i];
+    for (int i = 0; i < l->num_entries; i++) {
+        const LayoutEntry *p = &l->entry[i];
         if (p->unit != unit || p->state != state)
             continue;
         const Found found = safetensors_find_in(r->files, r->count, p->name);
         const SafeTensor *t = found.tensor;
-        const Range part = part_of(p, t, first, first + n);
-        const size_t bytes = (part.end - part.first) * p->bytes;
+        const Range range = overlap(p, t, first, first + n);
+        const size_t bytes = (range.end - range.first) * p->bytes;
         if (bytes == 0)
             continue;
-        char *dst = (char *)(p->kind == PIECE_SCALE ? x.scale : x.data) +
-                    (part.first - first / p->per) * p->bytes;
+        char *dst = (char *)(p->kind == ENTRY_SCALE ? x.scale : x.data) +
+                    (range.first - first / p->per) * p->bytes;
         watchdog_mark("reading and converting the optimizer's states", -1);
-        safetensors_read(found.file, dst, t, (part.first - p->first) * p->bytes, bytes);
+        safetensors_read(found.file, dst, t, (range.first - p->first) * p->bytes, bytes);
         if (t->has_sum)
             l->sum[i] = crc32c(l->sum[i], dst, bytes);
     }
@@ -300,12 +300,12 @@ static void read_state(const Reading *r, const ParamStore *store, int unit, int 
     free_host(here);
 }
 
-/* The pieces that are converted. */
-static void check_pieces(const Reading *r, const ParamStore *store)
+/* The entries that are converted. */
+static void check_entries(const Reading *r, const ParamStore *store)
 {
     const Layout *l = &r->s->layout;
-    for (int i = 0; i < l->num_pieces; i++) {
-        Piece *p = &l->piece[i];
+    for (int i = 0; i < l->num_entries; i++) {
+        LayoutEntry *p = &l->entry[i];
         p->is_read = is_converted(r->s, store, p->unit, p->state);
         if (!p->is_read)
             continue;
@@ -325,15 +325,15 @@ static void check_pieces(const Reading *r, const ParamStore *store)
 static void shift_sums(const Reading *r, const ParamStore *store)
 {
     Layout *l = &r->s->layout;
-    for (int i = 0; i < l->num_pieces; i++) {
-        const Piece *p = &l->piece[i];
+    for (int i = 0; i < l->num_entries; i++) {
+        const LayoutEntry *p = &l->entry[i];
         if (!p->is_read)
             continue;
         const SafeTensor *t = safetensors_find_in(r->files, r->count, p->name).tensor;
         const Slice s = shard_state(&store->shard[p->unit], p->state);
-        const Range part = part_of(p, t, s.first, s.first + s.count);
+        const Range range = overlap(p, t, s.first, s.first + s.count);
         const size_t count = t->shape[0] * (t->dims == 2 ? t->shape[1] : 1);
-        l->sum[i] = crc32c_shift(l->sum[i], (p->first + count - part.end) * p->bytes);
+        l->sum[i] = crc32c_shift(l->sum[i], (p->first + count - range.end) * p->bytes);
     }
 }
 
@@ -356,7 +356,7 @@ static void print_conversion(const Reading *r, const ParamStore *store, int stat
 static void read_converted(const Reading *r, const ParamStore *store)
 {
     float *x = xmalloc(chunk_elements() * sizeof *x);
-    check_pieces(r, store);
+    check_entries(r, store);
     for (int i = 0; i < r->s->optimizer.num_states; i++) {
         if (comm_rank() == 0)
             print_conversion(r, store, i);

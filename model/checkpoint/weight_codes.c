@@ -102,7 +102,7 @@ void codes_int4_pack(uint32_t *packed, const int8_t *codes, size_t n)
 /* ---- the scale of a group of 4-bit codes ----------------------------------------------------- */
 
 /* scales tried; elements added between two comparisons of a sum */
-enum { STEPS = 80, PIECE = 32 };
+enum { STEPS = 80, STEP_VALUES = 32 };
 
 static inline int32_t bits_of(float x)
 {
@@ -150,11 +150,11 @@ static inline __attribute__((always_inline)) float sum_of_errors(const float *re
                                                                  float inverse, float enough)
 {
     float sum = 0;
-    for (size_t at = 0; at < n && sum <= enough; at += PIECE) {
-        float part[PIECE];
-        for (int i = 0; i < PIECE; i++)
+    for (size_t at = 0; at < n && sum <= enough; at += STEP_VALUES) {
+        float part[STEP_VALUES];
+        for (int i = 0; i < STEP_VALUES; i++)
             part[i] = error_of(w[at + i] * inverse);
-        for (int i = 0; i < PIECE; i++)
+        for (int i = 0; i < STEP_VALUES; i++)
             sum += part[i];
     }
     return sum;
@@ -200,8 +200,8 @@ __attribute__((target("avx2"))) static void best_scales_avx2(float *scale, const
 
 void codes_int4_scales(float *scale, const float *w, size_t rows, size_t cols, size_t group)
 {
-    CHECK(cols % group == 0 && group % PIECE == 0, "rows of %zu elements in groups of %zu", cols,
-          group);
+    CHECK(cols % group == 0 && group % STEP_VALUES == 0, "rows of %zu elements in groups of %zu",
+          cols, group);
 #if defined __x86_64__
     if (__builtin_cpu_supports("avx2")) {
         best_scales_avx2(scale, w, rows * cols / group, group);

@@ -6,7 +6,7 @@
 
 #include "kernels/runtime/error.h"
 #include "model/config/check_local.h"
-#include "model/config/data_mix.h"
+#include "model/config/data_mixture.h"
 
 /* ---- files ----------------------------------------------------------------------------------- */
 
@@ -98,7 +98,7 @@ void check_data(Reader *r)
         die("%s: give data.paths or data.datasets, not both (--data.datasets=null drops the "
             "datasets)",
             reader_where(r, "data.datasets"));
-    data_mix_read(r);
+    data_mixture_read(r);
     const char *key = r->s->num_datasets > 0 ? "data.datasets" : "data.paths";
     use_datasets(r->s);
     /* all other runs need data */

@@ -190,14 +190,14 @@ static void complete_base(Reader *r)
     s->c.model.lora.base = s->lora_base == NOT_GIVEN ? BASE_AS_FROZEN : (BaseFormat)s->lora_base;
     s->c.model.lora.plain_nf4 = s->lora_base == BASE_NF4 && !nested;
     s->c.model.lora.rounds_base = bf16 && config_forward_only(&s->c) && frozen->dtype == F32 &&
-                                  s->c.recipe.stream.dtype == F32;
+                                  s->c.recipe.residual.dtype == F32;
     if (s->c.model.lora.rounds_base)
         return;
     if (bf16 && given && frozen->dtype != BF16)
         die("%s: lora.base bf16 and format.frozen %s both set the format of frozen weights; leave "
             "one of them out",
             reader_where(r, "lora.base"), format_name(*frozen));
-    if (bf16 || (config_forward_only(&s->c) && !given && s->c.recipe.stream.dtype == BF16))
+    if (bf16 || (config_forward_only(&s->c) && !given && s->c.recipe.residual.dtype == BF16))
         *frozen = (Format){ BF16, 0, false };
 }
 

@@ -51,7 +51,8 @@ static void check_muon(Reader *r)
     const struct {
         const char *key;
         HostUse use;
-    } host[] = { { "offload.optimizer", c->host.moments }, { "offload.master", c->host.master } };
+    } host[] = { { "offload.optimizer", c->offload.optimizer },
+                 { "offload.master", c->offload.master } };
     if (c->model.lora.rank > 0)
         die("%s: optimizer.name is muon and lora.rank is %d; Muon orthogonalizes the blocks' "
             "matrices, not adapters: use "
@@ -188,7 +189,7 @@ static void check_columns(Reader *r)
     const struct {
         const char *name;
         Format format;
-    } wide[] = { { "format.residual", c->stream },
+    } wide[] = { { "format.residual", c->residual },
                  { "format.master", c->master },
                  { "format.grads", c->grads },
                  { "format.frozen", c->frozen } };
@@ -196,10 +197,10 @@ static void check_columns(Reader *r)
         if (format_has_scales(wide[i].format))
             die("%s: %s cannot be %s; use bf16 or f32", reader_where(r, wide[i].name), wide[i].name,
                 format_name(wide[i].format));
-    check_groups(r, "format.saved_norm_input", c->saved, m->d_model);
-    check_groups(r, "format.saved_qkv", c->qkv, q + 2 * kv);
-    check_groups(r, "format.saved_attention", c->att, q);
-    check_groups(r, "format.saved_mlp", c->hidden, 2 * m->mlp_width);
+    check_groups(r, "format.saved_norm_input", c->saved_norm_input, m->d_model);
+    check_groups(r, "format.saved_qkv", c->saved_qkv, q + 2 * kv);
+    check_groups(r, "format.saved_attention", c->saved_attention, q);
+    check_groups(r, "format.saved_mlp", c->saved_mlp, 2 * m->mlp_width);
     check_groups(r, "format.operand", c->operand, 0);
     check_groups(r, "format.gradient", c->gradient, 0);
     const char *given = reader_given(r, "format.gradient") ? "format.gradient" : "format.operand";
@@ -209,11 +210,11 @@ static void check_columns(Reader *r)
             reader_where(r, given), format_name(c->operand), format_name(c->gradient));
     check_groups(r, "format.head", c->head, 0);
     if (reader_given(r, "format.head") && !format_is_fp8(c->head) &&
-        !format_equal(c->head, c->stream))
+        !format_equal(c->head, c->residual))
         die("%s: format.head is %s and format.residual %s; the head's GEMMs are in FP8 or in the "
             "format of the residual stream: use e5m2 or %s",
-            reader_where(r, "format.head"), format_name(c->head), format_name(c->stream),
-            format_name(c->stream));
+            reader_where(r, "format.head"), format_name(c->head), format_name(c->residual),
+            format_name(c->residual));
     check_moments(r);
     check_down_scales(r);
 }

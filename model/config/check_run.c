@@ -84,19 +84,20 @@ static void check_tile(Reader *r)
     enum { MULTIPLE = 128 };
     const Config *c = &r->s->c;
     const char *where = reader_where(r, "tiled_mlp_tokens");
-    if (c->mlp_tile == 0)
+    if (c->tiled_mlp_tokens == 0)
         return;
-    if (c->mlp_tile % MULTIPLE != 0)
+    if (c->tiled_mlp_tokens % MULTIPLE != 0)
         die("%s: tiled_mlp_tokens %d is not a multiple of %d, so FP8 operands would not be "
             "aligned; use --tiled_mlp_tokens=%d",
-            where, c->mlp_tile, MULTIPLE,
-            c->mlp_tile <= INT_MAX - MULTIPLE ? (c->mlp_tile + MULTIPLE - 1) / MULTIPLE * MULTIPLE
-                                              : c->mlp_tile / MULTIPLE * MULTIPLE);
+            where, c->tiled_mlp_tokens, MULTIPLE,
+            c->tiled_mlp_tokens <= INT_MAX - MULTIPLE
+                ? (c->tiled_mlp_tokens + MULTIPLE - 1) / MULTIPLE * MULTIPLE
+                : c->tiled_mlp_tokens / MULTIPLE * MULTIPLE);
     if (!recipe_recomputes(&c->recipe))
         die("%s: tiled_mlp_tokens %d: forward saves the MLP of all tokens in every block, so tiles "
             "would save nothing; let backward recompute blocks (--activations.keep=block), or use "
             "--tiled_mlp_tokens=0",
-            where, c->mlp_tile);
+            where, c->tiled_mlp_tokens);
 }
 
 static void check_length_warmup(const Reader *r)

@@ -14,8 +14,9 @@ static char *refused_combination(const Config *c)
         bool asked;
         const char *what;
     } list[] = {
-        { c->mlp_tile > 0 && !c->generate, "tiled_mlp_tokens: the MLP of tokens of several ranks "
-                                           "cannot be in tiles; use --tiled_mlp_tokens=0" },
+        { c->tiled_mlp_tokens > 0 && !c->generate,
+          "tiled_mlp_tokens: the MLP of tokens of several ranks "
+          "cannot be in tiles; use --tiled_mlp_tokens=0" },
         { c->model.qk_norm == QK_NORM_WIDTH,
           "q and k are normed over all heads; a rank has only some" },
         { c->model.image.feature_size > 0, "a model with images cannot be cut yet" },
@@ -59,9 +60,10 @@ static char *refused_parts(const Config *c, int n, int world)
         Format f;
         long width;
     } saved[] = {
-        { "format.saved_qkv", c->recipe.qkv, (m->n_heads + 2L * m->n_kv_heads) * m->head_dim },
-        { "format.saved_attention", c->recipe.att, (long)m->n_heads * m->head_dim },
-        { "format.saved_mlp", c->recipe.hidden, 2L * m->mlp_width },
+        { "format.saved_qkv", c->recipe.saved_qkv,
+          (m->n_heads + 2L * m->n_kv_heads) * m->head_dim },
+        { "format.saved_attention", c->recipe.saved_attention, (long)m->n_heads * m->head_dim },
+        { "format.saved_mlp", c->recipe.saved_mlp, 2L * m->mlp_width },
     };
     for (size_t i = 0; i < sizeof list / sizeof *list; i++)
         if (list[i].width % (MULTIPLE * n) != 0)
@@ -87,8 +89,8 @@ static char *refused_parts(const Config *c, int n, int world)
  * consecutive along the whole parameter. */
 static bool cuts_group(const Param *p, size_t group)
 {
-    for (int i = 0; i < p->num_parts && p->split == SPLIT_ROWS; i++)
-        if ((size_t)p->part[i].rows * (size_t)p->cols % group != 0)
+    for (int i = 0; i < p->num_projections && p->split == SPLIT_ROWS; i++)
+        if ((size_t)p->projection[i].rows * (size_t)p->cols % group != 0)
             return true;
     return p->split == SPLIT_COLUMNS && (size_t)p->cols % group != 0;
 }

@@ -19,7 +19,7 @@
 #include "model/config/check_model.h"
 #include "model/config/check_recipe.h"
 #include "model/config/check_run.h"
-#include "model/config/data_mix.h"
+#include "model/config/data_mixture.h"
 #include "model/config/dry_run.h"
 #include "model/config/evaluators.h"
 #include "model/config/extend.h"
@@ -215,7 +215,7 @@ void config_free(Config *c)
     if (!c)
         return;
     reader_free_element(s, "");
-    data_mix_free(c);
+    data_mixture_free(c);
     for (int i = 0; i < c->num_eval; i++) {
         free(c->eval[i].label);
         free(c->eval[i].where);

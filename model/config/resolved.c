@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "kernels/runtime/error.h"
-#include "model/config/data_mix.h"
+#include "model/config/data_mixture.h"
 #include "model/config/names.h"
 #include "model/keys/config_keys.h"
 #include "model/keys/key.h"
@@ -46,14 +46,14 @@ static int print_key(FILE *f, const char *name, const char *previous)
         if (name[i] == '.')
             same = i + 1;
     int indent = 0;
-    for (const char *part = name;; indent += 2) {
-        size_t length = strcspn(part, ".");
-        bool last = part[length] != '.';
-        if (last || (size_t)(part - name) >= same)
-            fprintf(f, "%*s%.*s:%s", indent, "", (int)length, part, last ? "" : "\n");
+    for (const char *component = name;; indent += 2) {
+        size_t length = strcspn(component, ".");
+        bool last = component[length] != '.';
+        if (last || (size_t)(component - name) >= same)
+            fprintf(f, "%*s%.*s:%s", indent, "", (int)length, component, last ? "" : "\n");
         if (last)
             return indent;
-        part += length + 1;
+        component += length + 1;
     }
 }
 
@@ -129,7 +129,7 @@ void resolved_write(Settings *s)
             continue;
         int indent = print_key(f, k->name, previous);
         if (type == SECTIONS)
-            data_mix_print(f, &s->c);
+            data_mixture_print(f, &s->c);
         else
             print_value(f, s, &follows, k, indent);
         previous = k->name;

@@ -36,7 +36,7 @@ static int edit_distance(const char *a, const char *b)
     return rows[m % 3][n];
 }
 
-static const char *last_part(const char *name)
+static const char *last_component(const char *name)
 {
     const char *dot = strrchr(name, '.');
     return dot ? dot + 1 : name;
@@ -53,11 +53,12 @@ static bool are_initials(const char *letters, const char *words)
  * last parts plus one. */
 static int name_distance(const char *name, const char *candidate)
 {
-    if (strlen(last_part(name)) > 1 && are_initials(last_part(name), last_part(candidate)))
+    if (strlen(last_component(name)) > 1 &&
+        are_initials(last_component(name), last_component(candidate)))
         return 0;
     int whole = edit_distance(name, candidate),
-        part = 1 + edit_distance(last_part(name), last_part(candidate));
-    return part <= 1 + (int)strlen(last_part(name)) / 3 && part < whole ? part : whole;
+        last = 1 + edit_distance(last_component(name), last_component(candidate));
+    return last <= 1 + (int)strlen(last_component(name)) / 3 && last < whole ? last : whole;
 }
 
 /* Replaces `best`, of distance *best_distance, by the most similar key or section of the table if

@@ -32,12 +32,12 @@ static uint64_t task_hash(const Requests *r)
                             sizeof *r->token * r->tokens);
     for (int i = 0; i < r->choices; i++) {
         const Choice *c = &r->choice[i];
-        const int part[] = { c->length, c->scored, c->characters, c->bytes };
-        h = hash_bytes(h, part, sizeof part);
+        const int value[] = { c->length, c->scored, c->characters, c->bytes };
+        h = hash_bytes(h, value, sizeof value);
     }
     for (int i = 0; i < r->questions; i++) {
-        const int part[] = { r->question[i].first, r->question[i].count, r->question[i].gold };
-        h = hash_bytes(h, part, sizeof part);
+        const int value[] = { r->question[i].first, r->question[i].count, r->question[i].gold };
+        h = hash_bytes(h, value, sizeof value);
     }
     return hash_bytes(hash_bytes(h, r->image, sizeof *r->image * r->images), &r->metric,
                       sizeof r->metric);
@@ -95,9 +95,9 @@ static Task open_task(char **problem, const Config *c, int i)
         return r.task;
     char *what =
         xasprintf("questions of evaluator '%s' (%s)", c->eval[i].label, c->eval[i].files.paths[0]);
-    const uint64_t part[] = { task_hash(&r.task.requests),
-                              r.task.shown ? shown_images_id(r.task.shown) : 0 };
-    *problem = comm_disagreement(what, hash_bytes(HASH_OF_NOTHING, part, sizeof part));
+    const uint64_t value[] = { task_hash(&r.task.requests),
+                               r.task.shown ? shown_images_id(r.task.shown) : 0 };
+    *problem = comm_disagreement(what, hash_bytes(HASH_OF_NOTHING, value, sizeof value));
     free(what);
     return r.task;
 }

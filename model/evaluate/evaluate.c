@@ -57,9 +57,9 @@ static char *disagreement(const Loader *l, const char *label)
     free(own);
     if (problem)
         return problem;
-    const uint64_t part[] = { loader_fingerprint(l), s.content.tokens, s.content.masks };
+    const uint64_t value[] = { loader_fingerprint(l), s.content.tokens, s.content.masks };
     char *what = xasprintf("validation data for evaluator '%s'", label);
-    char *found = comm_disagreement(what, hash_bytes(HASH_OF_NOTHING, part, sizeof part));
+    char *found = comm_disagreement(what, hash_bytes(HASH_OF_NOTHING, value, sizeof value));
     free(what);
     return found;
 }

@@ -37,15 +37,15 @@ ImageRows batch_images(const Batch *b, int first, int T)
                         b->images_f32 ? F32 : BF16 };
 }
 
-_Static_assert((int)MOST_SOURCES == (int)MIX_MOST && (int)SOURCE_NAME == (int)MIX_NAME,
+_Static_assert((int)MOST_SOURCES == (int)MIXTURE_MOST && (int)SOURCE_NAME == (int)MIXTURE_NAME,
                "limits of data.mix");
 
 /* The sources of data.mix for a DataSpec. */
-static int copy_mix(MixSource out[MIX_MOST], const Config *c)
+static int copy_mix(MixtureSource out[MIXTURE_MOST], const Config *c)
 {
     for (int i = 0; i < c->data.num_mix; i++) {
         const DataSource *s = &c->data.mix[i];
-        out[i] = (MixSource){
+        out[i] = (MixtureSource){
             .name = s->name,
             .paths = s->files.paths,
             .num_paths = s->files.num_paths,
@@ -115,7 +115,7 @@ Loader *open_data(char **problem, const Config *c, const EvalSet *set)
         .reopened = problem != NULL,
         .beat = set ? beat_validation : beat_data,
     };
-    MixSource mix[MIX_MOST];
+    MixtureSource mix[MIXTURE_MOST];
     if (!set) {
         spec.num_mix = copy_mix(mix, c);
         spec.mix = spec.num_mix > 0 ? mix : NULL;

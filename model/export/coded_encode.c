@@ -116,39 +116,39 @@ static void encode(void *const out[], Coded c, const CodedView *v, float *w, siz
 /* ---- by several threads ---------------------------------------------------------------------- */
 
 /* Works on elements at .. at + n - 1 of `job`. */
-typedef void PartFn(const void *job, size_t at, size_t n);
+typedef void TaskFn(const void *job, size_t at, size_t n);
 typedef struct {
     pthread_t thread;
-    PartFn *work;
+    TaskFn *work;
     const void *job;
     size_t at, n;
-} Part;
+} Task;
 
-static void *do_part(void *part)
+static void *run_task(void *task)
 {
-    const Part *p = part;
+    const Task *p = task;
     p->work(p->job, p->at, p->n);
     return NULL;
 }
 
 /* Divides n elements among threads, in whole units. */
-static void in_parts(PartFn *work, const void *job, size_t n, size_t unit)
+static void run_tasks(TaskFn *work, const void *job, size_t n, size_t unit)
 {
     const long cores = sysconf(_SC_NPROCESSORS_ONLN);
     const size_t threads = cores < 1 ? 1 : cores > MOST_THREADS ? MOST_THREADS : (size_t)cores;
     const size_t each = ((n + unit - 1) / unit + threads - 1) / threads * unit;
-    Part part[MOST_THREADS];
+    Task task[MOST_THREADS];
     size_t count = 0;
     for (size_t at = 0; at < n; at += each, count++) {
-        Part *p = &part[count];
-        *p = (Part){ .work = work, .job = job, .at = at, .n = n - at < each ? n - at : each };
+        Task *p = &task[count];
+        *p = (Task){ .work = work, .job = job, .at = at, .n = n - at < each ? n - at : each };
         if (at + each < n)
-            CHECK(pthread_create(&p->thread, NULL, do_part, p) == 0, "no thread to encode with");
+            CHECK(pthread_create(&p->thread, NULL, run_task, p) == 0, "no thread to encode with");
         else
-            do_part(p);
+            run_task(p);
     }
     for (size_t i = 0; i + 1 < count; i++)
-        pthread_join(part[i].thread, NULL);
+        pthread_join(task[i].thread, NULL);
 }
 
 typedef struct {
@@ -161,7 +161,7 @@ typedef struct {
     size_t cols;
 } Encoding;
 
-static void encode_part(const void *job, size_t at, size_t n)
+static void encode_range(const void *job, size_t at, size_t n)
 {
     const Encoding *e = job;
     void *out[CODED_TENSORS] = { NULL };
@@ -176,8 +176,8 @@ void coded_encode(void *const out[CODED_TENSORS], Coded c, const CodedView *v, f
 {
     CodedTensor tensor[CODED_TENSORS];
     const int tensors = coded_tensors(tensor, c, n / cols, cols);
-    in_parts(encode_part, &(Encoding){ out, tensor, tensors, c, v, w, cols }, n,
-             coded_unit(c, cols));
+    run_tasks(encode_range, &(Encoding){ out, tensor, tensors, c, v, w, cols }, n,
+              coded_unit(c, cols));
 }
 
 typedef struct {
@@ -186,7 +186,7 @@ typedef struct {
     size_t group;
 } Scaling;
 
-static void scale_part(const void *job, size_t at, size_t n)
+static void scale_range(const void *job, size_t at, size_t n)
 {
     const Scaling *s = job;
     codes_int4_scales(s->scale + at / s->group, s->w + at, n / s->group, s->group, s->group);
@@ -194,7 +194,7 @@ static void scale_part(const void *job, size_t at, size_t n)
 
 void coded_int4_scales(float *scale, Coded c, const float *w, size_t rows, size_t cols)
 {
-    in_parts(scale_part, &(Scaling){ scale, w, c.group }, rows * cols, c.group);
+    run_tasks(scale_range, &(Scaling){ scale, w, c.group }, rows * cols, c.group);
 }
 
 /* ---- whole tensors --------------------------------------------------------------------------- */

@@ -392,8 +392,8 @@ static void look(Reading *r, const Entry *e)
     }
 }
 
-/* Writes the parts of e's tensors for its n elements from `at` on. */
-static void write_parts(const Export *x, const Entry *e, void *const out[], size_t at, size_t n)
+/* Writes the chunks of e's tensors for its n elements from `at` on. */
+static void write_chunks(const Export *x, const Entry *e, void *const out[], size_t at, size_t n)
 {
     CodedTensor to[CODED_TENSORS];
     for (int i = 0, count = outputs(to, x, e); i < count; i++)
@@ -417,7 +417,7 @@ static void write_whole(const Export *x, const Entry *e, const CodedView *v)
 }
 
 /* Allocates, for each tensor, memory for the codes of n elements. */
-static void open_parts(void *out[CODED_TENSORS], const Export *x, const Entry *e, size_t n)
+static void open_chunks(void *out[CODED_TENSORS], const Export *x, const Entry *e, size_t n)
 {
     CodedTensor to[CODED_TENSORS];
     memset(out, 0, CODED_TENSORS * sizeof *out);
@@ -425,7 +425,7 @@ static void open_parts(void *out[CODED_TENSORS], const Export *x, const Entry *e
         out[i] = to[i].per ? xmalloc((n / to[i].per + 1) * to[i].bytes) : NULL;
 }
 
-static void close_parts(void *out[CODED_TENSORS])
+static void close_chunks(void *out[CODED_TENSORS])
 {
     for (int i = 0; i < CODED_TENSORS; i++)
         free(out[i]);
@@ -436,16 +436,16 @@ static void write_coded(Reading *r, const Entry *e)
     const size_t all = numel(&e->tensor), most = step_of(r, e), step = most < all ? most : all;
     void *out[CODED_TENSORS];
     look(r, e);
-    open_parts(out, r->x, e, step);
+    open_chunks(out, r->x, e, step);
     begin_reading(r, e);
     for (size_t at = 0, n; at < all; at += n) {
         n = all - at < step ? all - at : step;
         read_checked(r, at, n);
         coded_encode(out, r->x->coded, &r->view, r->values, e->tensor.cols, n);
-        write_parts(r->x, e, out, at, n);
+        write_chunks(r->x, e, out, at, n);
     }
     end_reading(r);
-    close_parts(out);
+    close_chunks(out);
     write_whole(r->x, e, &r->view);
 }
 
@@ -479,10 +479,10 @@ void export_write_int4(Export *x, const char *name, const int8_t *codes, const f
     CHECK(e->is_coded && x->coded.kind == CODED_INT4, "%s is no matrix in int4", name);
     const size_t n = numel(&e->tensor);
     void *out[CODED_TENSORS];
-    open_parts(out, x, e, n);
+    open_chunks(out, x, e, n);
     coded_int4(out, x->coded, codes, scale, n);
-    write_parts(x, e, out, 0, n);
-    close_parts(out);
+    write_chunks(x, e, out, 0, n);
+    close_chunks(out);
     write_whole(x, e, &(CodedView){ 0 });
     e->is_written = x->is_calibrated = true;
 }

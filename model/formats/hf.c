@@ -60,7 +60,7 @@ static void read_value(ModelConfig *m, const HfConfig *s, const json_t *from, co
     const ConfigKey row = row_of(k);
     const ClassKey *own = architecture_key(s->class, k->key);
     const json_t *value = json_object_get(from, k->key);
-    const double otherwise = own ? own->otherwise : k->otherwise;
+    const double otherwise = own ? own->default_value : k->otherwise;
     if (json_is_null(value) && !isnan(row.none))
         value_json_set(m, &row, row.none);
     else if ((!value || json_is_null(value)) && !isnan(otherwise))
@@ -76,8 +76,8 @@ static void read_token(ModelConfig *m, const HfConfig *s, const HfKey *k)
     json_t *value = get(s->json, k->key);
     if (!value)
         value = get(s->generation, k->key);
-    if (!value && !json_object_get(s->json, k->key) && own && own->otherwise < m->vocab_size) {
-        value_json_set(m, &row, own->otherwise);
+    if (!value && !json_object_get(s->json, k->key) && own && own->default_value < m->vocab_size) {
+        value_json_set(m, &row, own->default_value);
         return;
     }
     if (json_is_array(value))
@@ -217,15 +217,16 @@ static json_t *find_rope(const HfConfig *s)
             "which is not supported: make both values equal",
             s->path, read_theta(s, old), read_theta(s, NULL));
     if (s->class->full_attn_scaled_only && either && either == new &&
-        (rope_type(s, new) != ROPE_DEFAULT || (theta && read_theta(s, new) != theta->otherwise)))
+        (rope_type(s, new) != ROPE_DEFAULT ||
+         (theta && read_theta(s, new) != theta->default_value)))
         die("%s: rope_parameters of a %s must be given by layer type, because versions of "
             "transformers read other forms differently: give {\"full_attention\": {...}, "
             "\"sliding_attention\": {...}}",
             s->path, s->class->class);
-    if (s->class->full_attn_scaled_only && theta && read_theta(s, either) != theta->otherwise)
+    if (s->class->full_attn_scaled_only && theta && read_theta(s, either) != theta->default_value)
         warn("%s: rope_theta %g is used for all layers, as in transformers 4; transformers 5 uses "
              "%g for layers with a sliding window, unless rope_parameters has layer types",
-             s->path, read_theta(s, either), theta->otherwise);
+             s->path, read_theta(s, either), theta->default_value);
     return either;
 }
 
@@ -267,7 +268,7 @@ static int class_number(const HfConfig *s, const char *key)
     if (value && (!json_is_integer(value) || json_integer_value(value) < 0 ||
                   json_integer_value(value) > MAX_LAYERS))
         wrong(s, key, "a number of layers", value);
-    return value ? (int)json_integer_value(value) : k ? (int)k->otherwise : 0;
+    return value ? (int)json_integer_value(value) : k ? (int)k->default_value : 0;
 }
 
 /* Without layer_types, the blocks from max_window_layers on have a sliding window; in some classes,
@@ -276,7 +277,8 @@ static void read_layer_types(ModelConfig *m, const HfConfig *s)
 {
     const json_t *types = get(s->json, "layer_types");
     const ClassKey *key = architecture_key(s->class, "layer_types");
-    const int first = class_number(s, "max_window_layers"), every = key ? (int)key->otherwise : 0;
+    const int first = class_number(s, "max_window_layers"),
+              every = key ? (int)key->default_value : 0;
     m->layer_types.count = m->n_layers;
     if (types && json_array_size(types) != (size_t)m->n_layers)
         wrong(s, "layer_types", "one for each of num_hidden_layers", types);
@@ -519,7 +521,7 @@ static json_t *key_json(const ModelConfig *c, const Architecture *a, const HfKey
     /* OLMo-3 always has a window, even if no layer uses it */
     if (strcmp(k->key, "sliding_window") == 0 && c->sliding_window == 0 &&
         a->windows == WINDOW_BY_LAYER && !architecture_key(a, "use_sliding_window"))
-        return json_integer((json_int_t)architecture_key(a, k->key)->otherwise);
+        return json_integer((json_int_t)architecture_key(a, k->key)->default_value);
     switch (k->kind & HF_KIND_MASK) {
     case HF_VALUE:
     case HF_TOKEN:

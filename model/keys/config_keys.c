@@ -35,7 +35,7 @@ const ConfigKey config_keys[] = {
     OPTION("ranks", INT, "null", 0, 1, MANY, C(ranks),
            "dry_run: number of ranks to plan for; default: the number of started ranks"),
     NUMBER("gpus_per_host", INT, "8", 1, 1024, C(gpus_per_host), "dry_run: GPUs per host, for the predicted time"),
-    OPTION("internode_gb_per_s", DOUBLE, "null", 0, TINY, 1e6, C(network),
+    OPTION("internode_gb_per_s", DOUBLE, "null", 0, TINY, 1e6, C(internode_gb_per_s),
            "dry_run: bandwidth of each GPU to other hosts, in GB/s (10^9 bytes)"),
     WORD  ("mesh", CHOICE, "given", meshes, C(mesh_auto),
            "dry_run. given: plan the configured mesh; auto: also try all other meshes and print the three fastest meshes that fit"),
@@ -46,11 +46,11 @@ const ConfigKey config_keys[] = {
 
     /* ---- numbers ---- */
     OTHER ("recipe", STRING, "null", X(recipe), "storage formats of all tensors. Default: coat; with eval_only and generate: bf16"),
-    COLUMN("format.residual", WIDE, C(recipe.stream), "residual stream"),
-    COLUMN("format.saved_norm_input", GROUPS, C(recipe.saved), "norm inputs that are saved for backward"),
-    COLUMN("format.saved_qkv", GROUPS, C(recipe.qkv), "q, k and v that are saved for backward"),
-    COLUMN("format.saved_attention", GROUPS, C(recipe.att), "attention output that is saved for backward"),
-    COLUMN("format.saved_mlp", GROUPS, C(recipe.hidden), "gate and up that are saved for backward"),
+    COLUMN("format.residual", WIDE, C(recipe.residual), "residual stream"),
+    COLUMN("format.saved_norm_input", GROUPS, C(recipe.saved_norm_input), "norm inputs that are saved for backward"),
+    COLUMN("format.saved_qkv", GROUPS, C(recipe.saved_qkv), "q, k and v that are saved for backward"),
+    COLUMN("format.saved_attention", GROUPS, C(recipe.saved_attention), "attention output that is saved for backward"),
+    COLUMN("format.saved_mlp", GROUPS, C(recipe.saved_mlp), "gate and up that are saved for backward"),
     COLUMN("format.operand", ONE_SCALE, C(recipe.operand), "GEMM operands that are activations or weights"),
     COLUMN("format.gradient", ONE_SCALE, C(recipe.gradient), "GEMM operands that are gradients"),
     COLUMN("format.head", ONE_SCALE, C(recipe.head),
@@ -305,7 +305,7 @@ const ConfigKey config_keys[] = {
     OPTION("auxiliary_loss_multiplier", DOUBLE, "1e-4", 0, 0, 1e3, X(auxiliary_loss_multiplier), "factor of the z-loss"),
     NUMBER("loss_chunk", INT, "0", 0, MANY, C(loss_chunk),
            "number of tokens whose logits are in memory at the same time; 0: automatic"),
-    NUMBER("tiled_mlp_tokens", INT, "0", 0, MANY, C(mlp_tile),
+    NUMBER("tiled_mlp_tokens", INT, "0", 0, MANY, C(tiled_mlp_tokens),
            "tokens per tile of a tiled MLP, a multiple of 128. Only blocks that recompute the MLP in the backward pass use tiles. "
            "Each tile has its own FP8 scales. 0: tiles of 16384 tokens if the run fits device_memory only with tiles, else no "
            "tiles. If the value is at least the number of tokens of a micro-batch, there are no tiles. With quant_stats_interval "
@@ -392,16 +392,16 @@ const ConfigKey config_keys[] = {
     MESH_ROWS,
 
     /* ---- the host's memory ---- */
-    WORD  ("offload.activations", CHOICE, "auto", host_uses, C(host.activations),
+    WORD  ("offload.activations", CHOICE, "auto", host_uses, C(offload.activations),
            "CPU offload: keep saved activations in host memory between forward and backward. Results are the same. auto: "
            "activations of as many blocks as needed to fit device_memory; all: activations of every block that is not in use. With "
            "pipeline stages, a block counts separately for each micro-batch in flight"),
-    WORD  ("offload.frozen", CHOICE, "auto", host_uses, C(host.frozen),
+    WORD  ("offload.frozen", CHOICE, "auto", host_uses, C(offload.frozen),
            "CPU offload: keep frozen weights of blocks, for example under adapters, in host memory. The weights are copied to the "
            "device before the block is computed"),
-    WORD  ("offload.optimizer", CHOICE, "auto", host_uses, C(host.moments),
+    WORD  ("offload.optimizer", CHOICE, "auto", host_uses, C(offload.optimizer),
            "CPU offload: keep optimizer states in host memory. The optimizer copies the states to the device in chunks"),
-    WORD  ("offload.master", CHOICE, "auto", host_uses, C(host.master),
+    WORD  ("offload.master", CHOICE, "auto", host_uses, C(offload.master),
            "CPU offload: keep master weights of blocks in host memory, if the device computes in a smaller format. auto offloads "
            "only as much as needed: first activations, then frozen weights, optimizer states and master weights"),
 

@@ -28,7 +28,7 @@ typedef enum {
     DURATION,    /* Duration */
     FORMAT,      /* Format */
     LAYER_TYPES, /* LayerTypes: a list */
-    SECTIONS,    /* a list of sections, whose keys are the rows name[].key (data_mix.c) */
+    SECTIONS,    /* a list of sections, whose keys are the rows name[].key (data_mixture.c) */
     FIXED,       /* nothing: only the `choices` are accepted, `help` says why */
     TYPE_MASK = 31,
     /* flag: not in the written configuration, because it only sets other keys, which are there */

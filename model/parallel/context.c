@@ -17,7 +17,7 @@ bool context_skips(const Stream *stream)
 
 bool context_attends_whole(const Stream *stream)
 {
-    return stream->context == 1 || stream->exchange.pieces > 0;
+    return stream->context == 1 || stream->exchange.segments > 0;
 }
 
 void context_allocate(Stream *stream)
@@ -113,9 +113,9 @@ static bool is_exchanged(const Stream *stream, int i)
     return stream->docs.count == 0 || !stream->exchange.left_out[i];
 }
 
-/* Rank r's pieces, the ranges of its rows that are exchanged, are written to `piece`, unless that
- * is NULL; returns how many there are. */
-static int pieces_of(const Stream *stream, int r, RowRange *piece)
+/* Rank r's segments, the ranges of its rows that are exchanged, are written to `segment`, unless
+ * that is NULL; returns how many there are. */
+static int segments_of(const Stream *stream, int r, RowRange *segment)
 {
     int count = 0, end = -1;
     for (int i = 0; i < num_documents(stream); i++) {
@@ -123,10 +123,10 @@ static int pieces_of(const Stream *stream, int r, RowRange *piece)
         if (part.count <= 0 || !is_exchanged(stream, i))
             continue;
         count += part.first != end;
-        if (piece && part.first != end)
-            piece[count - 1] = part;
-        else if (piece)
-            piece[count - 1].count += part.count;
+        if (segment && part.first != end)
+            segment[count - 1] = part;
+        else if (segment)
+            segment[count - 1].count += part.count;
         end = part.first + part.count;
     }
     return count;
@@ -138,35 +138,36 @@ static int own_row(const Stream *stream, int row)
     return row / stream->T * stream->attn.T + row % stream->T % stream->attn.T;
 }
 
-/* The ranges of this rank's rows that its pieces make: pieces that touch are joined. */
-static void join_pieces(Stream *stream, const RowRange *piece)
+/* The ranges of this rank's rows that its segments make: segments that touch are joined. */
+static void join_segments(Stream *stream, const RowRange *segment)
 {
     ContextExchange *e = &stream->exchange;
-    for (int i = 0; i < e->pieces; i++) {
-        const int first = own_row(stream, piece[i].first);
+    for (int i = 0; i < e->segments; i++) {
+        const int first = own_row(stream, segment[i].first);
         RowRange *last = e->ranges > 0 ? &e->range[e->ranges - 1] : NULL;
-        if (last && piece[i].count > 0 && last->first + last->count == first)
-            last->count += piece[i].count;
-        else if (piece[i].count > 0)
-            e->range[e->ranges++] = (RowRange){ first, piece[i].count };
+        if (last && segment[i].count > 0 && last->first + last->count == first)
+            last->count += segment[i].count;
+        else if (segment[i].count > 0)
+            e->range[e->ranges++] = (RowRange){ first, segment[i].count };
     }
 }
 
-/* Where its pieces are in `exchanged`: a range has its rows with the heads of rank 0, then with
+/* Where its segments are in `exchanged`: a range has its rows with the heads of rank 0, then with
  * those of rank 1, and so on. */
-static void pack(Stream *stream, const RowRange *piece)
+static void pack(Stream *stream, const RowRange *segment)
 {
     ContextExchange *e = &stream->exchange;
-    for (int i = 0, k = 0, before = 0; i < e->pieces; i++) {
-        const int first = own_row(stream, piece[i].first);
-        while (piece[i].count > 0 && first >= e->range[k].first + e->range[k].count)
+    for (int i = 0, k = 0, before = 0; i < e->segments; i++) {
+        const int first = own_row(stream, segment[i].first);
+        while (segment[i].count > 0 && first >= e->range[k].first + e->range[k].count)
             before += e->range[k++].count;
         for (int r = 0; r < stream->context; r++)
-            e->packed[r * e->pieces + i] =
-                piece[i].count == 0 ? (RowRange){ 0 }
-                                    : (RowRange){ stream->context * before + r * e->range[k].count +
-                                                      first - e->range[k].first,
-                                                  piece[i].count };
+            e->packed[r * e->segments + i] =
+                segment[i].count == 0
+                    ? (RowRange){ 0 }
+                    : (RowRange){ stream->context * before + r * e->range[k].count + first -
+                                      e->range[k].first,
+                                  segment[i].count };
     }
 }
 
@@ -199,17 +200,17 @@ void context_divide(Stream *stream)
     ContextExchange *e = &stream->exchange;
     if (stream->context == 1)
         return;
-    e->pieces = e->ranges = 0;
+    e->segments = e->ranges = 0;
     choose_left_out(stream);
     for (int r = 0; r < stream->context; r++) {
-        const int count = pieces_of(stream, r, NULL);
-        e->pieces = count > e->pieces ? count : e->pieces;
+        const int count = segments_of(stream, r, NULL);
+        e->segments = count > e->segments ? count : e->segments;
     }
     for (int r = 0; r < stream->context; r++)
-        for (int i = pieces_of(stream, r, e->whole + r * e->pieces); i < e->pieces; i++)
-            e->whole[r * e->pieces + i] = (RowRange){ 0 };
-    join_pieces(stream, e->whole + stream->context_rank * e->pieces);
-    pack(stream, e->whole + stream->context_rank * e->pieces);
+        for (int i = segments_of(stream, r, e->whole + r * e->segments); i < e->segments; i++)
+            e->whole[r * e->segments + i] = (RowRange){ 0 };
+    join_segments(stream, e->whole + stream->context_rank * e->segments);
+    pack(stream, e->whole + stream->context_rank * e->segments);
     divide_own(stream);
     stream->docs.left_out = stream->docs.count ? e->left_out : NULL;
     stream->docs.longest = 0;
@@ -267,7 +268,7 @@ Tensor context_heads(const Stream *stream, const Acts *a, Tensor buffer, Tensor 
         heads_split(tensor_rows(packed, at, stream->context * e->range[k].count),
                     tensor_rows(x, e->range[k].first, e->range[k].count), a->heads);
     clear_after_documents(stream, buffer);
-    comm_exchange(buffer, e->whole, packed, e->packed, e->pieces);
+    comm_exchange(buffer, e->whole, packed, e->packed, e->segments);
     return buffer;
 }
 
@@ -282,7 +283,7 @@ void context_tokens(const Stream *stream, const Acts *a, Tensor x, Tensor buffer
     if (stream->context == 1)
         return;
     const Tensor packed = exchanged(stream, buffer);
-    comm_exchange(packed, e->packed, buffer, e->whole, e->pieces);
+    comm_exchange(packed, e->packed, buffer, e->whole, e->segments);
     for (int k = 0, at = 0; k < e->ranges; at += stream->context * e->range[k++].count)
         heads_join(tensor_rows(x, e->range[k].first, e->range[k].count),
                    tensor_rows(packed, at, stream->context * e->range[k].count), a->heads);

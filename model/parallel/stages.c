@@ -113,7 +113,7 @@ static Slice tied_slice(const ParamStore *store)
 static size_t tied_part(const ParamStore *store)
 {
     const size_t all = tied_slice(store).count;
-    return all < update_part ? all : update_part;
+    return all < update_bucket ? all : update_bucket;
 }
 
 size_t stages_tied_bytes(const ParamStore *store)

@@ -4,7 +4,7 @@
 
 #include "kernels/runtime/error.h"
 
-void tensor_open(Stream *stream)
+void tp_open(Stream *stream)
 {
     ModelConfig *own = xmalloc(sizeof *own);
     *own = *stream->config;
@@ -15,9 +15,9 @@ void tensor_open(Stream *stream)
     stream->exchanges = xcalloc(NUM_EXCHANGES, sizeof *stream->exchanges);
 }
 
-void tensor_close(Stream *stream)
+void tp_close(Stream *stream)
 {
-    tensor_unmark(stream);
+    tp_unmark(stream);
     free(stream->exchanges);
     free(stream->own_config);
 }
@@ -43,7 +43,7 @@ static void share_scale(Tensor t)
         quantize_scale_from(t, t.scale_amax);
 }
 
-void tensor_unmark(Stream *stream)
+void tp_unmark(Stream *stream)
 {
     for (Exchange e = 0; stream->exchanges && e < NUM_EXCHANGES; e++)
         transfer_free(&stream->exchanges[e]);

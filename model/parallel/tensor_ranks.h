@@ -20,9 +20,9 @@
 /* open, with tensor_ranks > 1: stream->config becomes a copy with this rank's numbers of heads and
  * MLP width. unmark: frees the marks of exchanges; the memory plan calls it for marks of its watch.
  * */
-void tensor_open(Stream *stream);
-void tensor_close(Stream *stream);
-void tensor_unmark(Stream *stream);
+void tp_open(Stream *stream);
+void tp_close(Stream *stream);
+void tp_unmark(Stream *stream);
 
 /* The rows of this rank's tokens in t (tN, ...). */
 Tensor own_rows(const Stream *stream, Tensor t);

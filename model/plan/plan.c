@@ -138,7 +138,8 @@ static bool stream_is_kept(const Planner *p)
 {
     const Recipe *r = &p->stream->recipe;
     return keep_recomputes(p->keep) ||
-           format_equal(p->stream->config->norm_after ? r->operand : r->saved, r->stream);
+           format_equal(p->stream->config->norm_after ? r->operand : r->saved_norm_input,
+                        r->residual);
 }
 
 static Tensor place_stream(Planner *p)
@@ -146,13 +147,13 @@ static Tensor place_stream(Planner *p)
     Stream *s = p->stream;
     const bool is_own = stream_is_kept(p) && (!s->forward_only || s->recipe.recompute);
     Planner own = of_stream(p);
-    return place(&own, is_own, BUFFER_attn_res, s->recipe.stream, s->config->d_model);
+    return place(&own, is_own, BUFFER_attn_res, s->recipe.residual, s->config->d_model);
 }
 
 /* Whether a gradient reads the inputs of these layers. */
 static bool reads_input(const Stream *s, Linear l)
 {
-    return s->trains_matrices || adapter_parts(s->config, l).num_parts > 0;
+    return s->trains_matrices || adapter_projections(s->config, l).num_projections > 0;
 }
 
 /* The number of rows of the MLP's buffers in blocks with this `keep`. Unless backward recomputes
@@ -175,13 +176,13 @@ static void plan_stream(Planner *p, Acts *a)
          one_h = p->keep == KEEP_INPUTS && !after;
 
     a->attn_res = place_stream(p);
-    bool alias_x = !after && format_equal(r->saved, r->stream),
-         alias_h = after && format_equal(r->operand, r->stream) && s->tensor_ranks == 1;
+    bool alias_x = !after && format_equal(r->saved_norm_input, r->residual),
+         alias_h = after && format_equal(r->operand, r->residual) && s->tensor_ranks == 1;
     a->mlp_res = !stream_is_kept(p) ? a->attn_res
-                 : leaves           ? plan_own(&own, r->stream, C)
-                                    : shared(&own, BUFFER_mlp_res, r->stream, C);
-    a->attn_x = alias_x ? a->attn_res : place(&own, leaves, BUFFER_attn_x, r->saved, C);
-    a->mlp_x = alias_x ? a->mlp_res : place(&own_mlp, leaves, BUFFER_mlp_x, r->saved, C);
+                 : leaves           ? plan_own(&own, r->residual, C)
+                                    : shared(&own, BUFFER_mlp_res, r->residual, C);
+    a->attn_x = alias_x ? a->attn_res : place(&own, leaves, BUFFER_attn_x, r->saved_norm_input, C);
+    a->mlp_x = alias_x ? a->mlp_res : place(&own_mlp, leaves, BUFFER_mlp_x, r->saved_norm_input, C);
     a->attn_h =
         alias_h ? a->attn_res
                 : operand(p, keep_h && reads_input(s, LINEAR_QKV), BUFFER_attn_h, r->operand, C);
@@ -195,9 +196,10 @@ static void plan_stream(Planner *p, Acts *a)
         add_scale_amax(p, &a->mlp_h);
     }
     if (after) {
-        a->attn_branch =
-            same(a->attn_x, r->stream) ? a->attn_x : shared(&own, BUFFER_attn_branch, r->stream, C);
-        a->mlp_branch = same(a->mlp_x, r->stream) ? a->mlp_x : a->attn_branch;
+        a->attn_branch = same(a->attn_x, r->residual)
+                             ? a->attn_x
+                             : shared(&own, BUFFER_attn_branch, r->residual, C);
+        a->mlp_branch = same(a->mlp_x, r->residual) ? a->mlp_x : a->attn_branch;
     }
 }
 
@@ -224,22 +226,22 @@ static void plan_acts(Planner *p, Acts *a)
 
     a->keep = p->keep;
     plan_stream(p, a);
-    a->qkv_saved = place(p, leaves, BUFFER_qkv_saved, r->qkv, S);
+    a->qkv_saved = place(p, leaves, BUFFER_qkv_saved, r->saved_qkv, S);
     a->qkv_raw =
-        same(a->qkv_saved, r->stream) ? a->qkv_saved : shared(p, BUFFER_qkv_raw, r->stream, S);
-    a->qkv_rotated = !same(a->qkv_saved, r->stream) ? a->qkv_raw
-                     : changed                      ? shared(p, BUFFER_qkv_rotated, r->stream, S)
-                                                    : a->qkv_saved;
-    a->attn_saved = place(p, leaves_attention, BUFFER_attn_saved, r->att, HD);
+        same(a->qkv_saved, r->residual) ? a->qkv_saved : shared(p, BUFFER_qkv_raw, r->residual, S);
+    a->qkv_rotated = !same(a->qkv_saved, r->residual) ? a->qkv_raw
+                     : changed ? shared(p, BUFFER_qkv_rotated, r->residual, S)
+                               : a->qkv_saved;
+    a->attn_saved = place(p, leaves_attention, BUFFER_attn_saved, r->saved_attention, HD);
     add_scale_amax(p, &a->attn_saved);
-    a->attn_out =
-        same(a->attn_saved, r->stream) ? a->attn_saved : shared(p, BUFFER_attn_out, r->stream, HD);
+    a->attn_out = same(a->attn_saved, r->residual) ? a->attn_saved
+                                                   : shared(p, BUFFER_attn_out, r->residual, HD);
     a->attn_operand =
         same(a->attn_out, r->operand) ? a->attn_out : att_operand(p, a->attn_saved, r->operand);
-    a->gate_up_saved = place(&mlp, leaves, BUFFER_gate_up_saved, r->hidden, 2 * F);
-    a->gate_up_raw = same(a->gate_up_saved, r->stream)
+    a->gate_up_saved = place(&mlp, leaves, BUFFER_gate_up_saved, r->saved_mlp, 2 * F);
+    a->gate_up_raw = same(a->gate_up_saved, r->residual)
                          ? a->gate_up_saved
-                         : shared(&mlp, BUFFER_gate_up_raw, r->stream, 2 * F);
+                         : shared(&mlp, BUFFER_gate_up_raw, r->residual, 2 * F);
     const bool keeps_act = p->keep == KEEP_ALL && !s->forward_only && reads_input(s, LINEAR_DOWN);
     a->swiglu_operand = operand(&mlp, keeps_act, BUFFER_swiglu_operand, r->operand, F);
     add_channels(p, &a->swiglu_operand);
@@ -252,11 +254,12 @@ static void plan_acts(Planner *p, Acts *a)
     a->lse = floats(p, leaves_attention, BUFFER_lse, c->n_heads);
     a->own_lse = context_skips(s) ? floats(p, leaves_attention, BUFFER_own_lse, c->n_heads) : NULL;
     for (Linear l = 0; l < NUM_LINEARS; l++) {
-        const int parts = adapter_parts(c, l).num_parts;
+        const int projections = adapter_projections(c, l).num_projections;
         Planner *of = l < LINEAR_GATE_UP ? p : &mlp;
         a->tensor[ACT_xa_qkv + (int)l] =
-            parts ? place(of, leaves, BUFFER_xa_qkv + 2 * l, r->stream, parts * c->lora.rank)
-                  : (Tensor){ 0 };
+            projections
+                ? place(of, leaves, BUFFER_xa_qkv + 2 * l, r->residual, projections * c->lora.rank)
+                : (Tensor){ 0 };
     }
 }
 
@@ -276,7 +279,7 @@ static Tensor gradient_operand(Planner *p, Buffer b, int cols)
  * is computed again from gate and up. */
 static Tensor plan_dgate_up(Planner *p, int cols)
 {
-    const Format saved = p->stream->recipe.hidden, f = p->stream->recipe.gradient;
+    const Format saved = p->stream->recipe.saved_mlp, f = p->stream->recipe.gradient;
     Tensor t = {
         .format = f, .rows = p->rows, .cols = cols, .fast = p->stream->recipe.fast == FAST_ALL
     };
@@ -327,7 +330,7 @@ static void plan_exchange(Model *m)
 {
     const Attention own = context_attention(&m->text, m->text.attn);
     const int HD = own.H * own.D, S = HD + 2 * own.K * own.D, rows = m->text.context * m->text.rows;
-    const Format f = m->text.recipe.stream;
+    const Format f = m->text.recipe.residual;
     BackwardScratch *t = &m->text.work;
     if (m->text.context == 1)
         return;
@@ -349,8 +352,8 @@ static void plan_sums(Model *m)
         (format_is_fp8(m->text.recipe.operand) || format_is_fp8(m->text.recipe.gradient)))
         m->text.work.own = plan_shared_rows(m, BUFFER_own, (Format){ F32, 0, false }, m->text.N,
                                             m->text.config->d_model);
-    m->text.work.partial = plan_shared_rows(m, BUFFER_partial, m->text.recipe.stream, m->text.rows,
-                                            m->text.config->d_model);
+    m->text.work.partial = plan_shared_rows(m, BUFFER_partial, m->text.recipe.residual,
+                                            m->text.rows, m->text.config->d_model);
 }
 
 static void plan_work(Planner *p)
@@ -364,23 +367,24 @@ static void plan_work(Planner *p)
     int C = c->d_model, HD = c->n_heads * c->head_dim, S = HD + 2 * c->n_kv_heads * c->head_dim,
         F = c->mlp_width;
 
-    t->dres = shared(&own, BUFFER_dres, r->stream, C);
+    t->dres = shared(&own, BUFFER_dres, r->residual, C);
     t->dres_amax = alone && !c->norm_after && format_is_fp8(r->gradient)
                        ? arena_alloc(p->arena, sizeof(float))
                        : NULL;
     t->dy = alone && !c->norm_after && same(t->dres, r->gradient)
                 ? t->dres
                 : gradient_operand(p, BUFFER_dy, C);
-    t->dh = shared(p, BUFFER_dh, r->stream, C);
-    t->dact = shared(&mlp, BUFFER_dact, r->stream, F);
-    t->datt = shared(p, BUFFER_datt, r->stream, HD);
-    t->dqkv = shared(p, BUFFER_dqkv, r->stream, S);
+    t->dh = shared(p, BUFFER_dh, r->residual, C);
+    t->dact = shared(&mlp, BUFFER_dact, r->residual, F);
+    t->datt = shared(p, BUFFER_datt, r->residual, HD);
+    t->dqkv = shared(p, BUFFER_dqkv, r->residual, S);
     plan_gradients(p, plan_dgate_up(&mlp, 2 * F),
                    same(t->dqkv, r->gradient) ? t->dqkv : gradient_operand(p, BUFFER_dqkv_op, S));
-    if (r->stream.dtype == BF16)
+    if (r->residual.dtype == BF16)
         plan_scratch(p->m, s);
-    t->dxa = c->lora.rank ? shared(p, BUFFER_dxa, r->stream, (LORA_PARTS + !alone) * c->lora.rank)
-                          : (Tensor){ 0 };
+    t->dxa = c->lora.rank
+                 ? shared(p, BUFFER_dxa, r->residual, (LORA_PROJECTIONS + !alone) * c->lora.rank)
+                 : (Tensor){ 0 };
 }
 
 /* The first block of this stage in which forward saves the same tensors as in block l. */
@@ -404,7 +408,7 @@ static void plan_own_memory(Planner *p, int l)
     const Offload *o = &p->m->offload;
     Acts *a = &p->m->acts[l];
     Arena *all = p->arena, slot = { all->memory, o->at + (size_t)a->slot * o->bytes };
-    if (o->slots < o->pieces)
+    if (o->slots < o->saves)
         p->arena = &slot;
     p->arena->used = whole_256(p->arena->used);
     const size_t before = p->arena->used;
@@ -431,7 +435,7 @@ void plan_head_input(Planner *p, Model *m, int unit)
     m->unit_acts[unit].attn_res = place_stream(p);
 }
 
-/* Plans the slots, each large enough for any block, if there are fewer slots than pieces. Their
+/* Plans the slots, each large enough for any block, if there are fewer slots than saves. Their
  * sizes come from the previous plan. */
 static void plan_slots(Arena *arena, Model *m)
 {
@@ -440,7 +444,7 @@ static void plan_slots(Arena *arena, Model *m)
     for (int l = 0; l < m->text.L; l++)
         o->bytes = m->acts[l].own_bytes > o->bytes ? m->acts[l].own_bytes : o->bytes;
     o->at = whole_256(arena->used);
-    if (o->slots < o->pieces)
+    if (o->slots < o->saves)
         arena->used = o->at + (size_t)o->slots * o->bytes;
 }
 
@@ -489,7 +493,7 @@ static void plan_outgoing(Planner *p)
     Stream *s = p->stream;
     Planner own = of_stream(p);
     for (Neighbour n = 0; n < NUM_NEIGHBOURS && p->store->pipe.stages > 1; n++) {
-        p->m->outgoing[n].stream = plan_own(&own, s->recipe.stream, s->config->d_model);
+        p->m->outgoing[n].stream = plan_own(&own, s->recipe.residual, s->config->d_model);
         p->m->outgoing[n].amax = tensor_alloc(p->arena, (Format){ F32, 0, false }, 1, 1);
     }
 }

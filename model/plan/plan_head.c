@@ -11,7 +11,7 @@ static int loss_chunk(const Config *c, int N, bool fp8)
 {
     if (c->loss_chunk > 0)
         return c->loss_chunk < N ? c->loss_chunk : N;
-    size_t row = (size_t)c->model.embedding_size * dtype_size(c->recipe.stream.dtype);
+    size_t row = (size_t)c->model.embedding_size * dtype_size(c->recipe.residual.dtype);
     int count = (int)((row * N + (512u << 20) - 1) / (512u << 20)), rows = (N + count - 1) / count;
     if (fp8)
         rows = fp8_padded(rows);
@@ -50,8 +50,8 @@ void plan_head(Arena *arena, Model *m, const Config *c)
     int N = m->text.N;
     m->final_stats = arena_alloc(arena, 2 * sizeof(float) * N);
     m->final_h =
-        plan_shared_rows(m, BUFFER_final_h, m->text.recipe.stream, m->text.N, c->model.d_model);
-    m->logits = plan_shared_rows(m, BUFFER_logits, m->text.recipe.stream, loss_chunk(c, N, fp8),
+        plan_shared_rows(m, BUFFER_final_h, m->text.recipe.residual, m->text.N, c->model.d_model);
+    m->logits = plan_shared_rows(m, BUFFER_logits, m->text.recipe.residual, loss_chunk(c, N, fp8),
                                  c->model.embedding_size);
     if (fp8)
         plan_head_operands(arena, m);

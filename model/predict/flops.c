@@ -72,7 +72,7 @@ double speed_of_light(const Config *c, const UnitLayout *shape)
 double speed_at_peak(const Config *c, const UnitLayout *shape, double (*peak)(int bits))
 {
     TokenFlops f = token_flops(c, shape);
-    double operand = peak(bits_of(c->recipe.operand)), stream = peak(bits_of(c->recipe.stream));
+    double operand = peak(bits_of(c->recipe.operand)), stream = peak(bits_of(c->recipe.residual));
     if (operand <= 0 || stream <= 0)
         return 0;
     const double faster =

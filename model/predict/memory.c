@@ -135,21 +135,22 @@ static double most_planned(const Config *c)
 static int most_slots(Search s)
 {
     const double most = most_planned(s.c), all = bytes_of(&s);
-    const int pieces = s.m->offload.pieces, least = offload_least_slots(s.m);
-    if (s.c->host.activations == HOST_NEVER || s.m->text.forward_only)
+    const int saves = s.m->offload.saves, least = offload_least_slots(s.m);
+    if (s.c->offload.activations == HOST_NEVER || s.m->text.forward_only)
         return 0;
-    if (s.c->host.activations == HOST_ALL)
-        return pieces > least ? least : 0;
-    if (all > most && pieces > least)
-        largest_that_fits(&s, &s.p.slots, least, pieces - 1, most);
-    const int slots =
-        least_of_ranks(&s.p, s.p.slots > 0 && bytes_of(&s) < all ? s.p.slots : pieces);
-    return slots < pieces ? slots : 0;
+    if (s.c->offload.activations == HOST_ALL)
+        return saves > least ? least : 0;
+    if (all > most && saves > least)
+        largest_that_fits(&s, &s.p.slots, least, saves - 1, most);
+    const int slots = least_of_ranks(&s.p, s.p.slots > 0 && bytes_of(&s) < all ? s.p.slots : saves);
+    return slots < saves ? slots : 0;
 }
 
 static HostUse use_of(const Config *c, Hosted h)
 {
-    return h == HOST_FROZEN ? c->host.frozen : h == HOST_MOMENTS ? c->host.moments : c->host.master;
+    return h == HOST_FROZEN    ? c->offload.frozen
+           : h == HOST_MOMENTS ? c->offload.optimizer
+                               : c->offload.master;
 }
 
 /* The fewest units that have it on the host while all fits; all units if it does not. NOTE: the
@@ -223,8 +224,8 @@ static void plan_with(Model *m, ParamStore *store, const Config *c, int stage, i
 void memory_plan_stage(Model *m, ParamStore *store, const Config *c, int stage)
 {
     enum { TILE = 16384 }; /* GEMMs with this number of rows are as fast as larger ones */
-    plan_with(m, store, c, stage, c->mlp_tile);
-    if (c->mlp_tile > 0 || !recipe_recomputes(&c->recipe) || m->text.rows <= TILE ||
+    plan_with(m, store, c, stage, c->tiled_mlp_tokens);
+    if (c->tiled_mlp_tokens > 0 || !recipe_recomputes(&c->recipe) || m->text.rows <= TILE ||
         m->text.tensor_ranks > 1)
         return;
     if (agree_least((double)model_planned_bytes(m, store) <= most_planned(c)))
@@ -315,7 +316,7 @@ static void print_host(const Model *m, const ParamStore *store)
         return;
     Items l = { printf("on the host, GiB:"), false };
     if (offload_host_bytes(m) > 0)
-        add_item(&l, "activations of %d of %d blocks%s %.3f", m->offload.leaving, m->offload.pieces,
+        add_item(&l, "activations of %d of %d blocks%s %.3f", m->offload.leaving, m->offload.saves,
                  m->num_sets > 1 ? " x micro-batches" : "", gib((double)offload_host_bytes(m)));
     for (Hosted h = 0; h < NUM_HOSTED; h++) {
         int units = 0;
@@ -395,7 +396,7 @@ static void print_plan(const Model *m, const ParamStore *store, const Config *c,
     const struct {
         const char *name;
         double bytes;
-    } part[] = {
+    } item[] = {
         { "weights", (double)z->master + (double)z->frozen + (double)store_weight_bytes(store) },
         { "gradients", (double)store_grad_bytes(store) },
         { "moments", (double)z->moments },
@@ -403,9 +404,9 @@ static void print_plan(const Model *m, const ParamStore *store, const Config *c,
         { "keys and values", (double)b->cache },
         { "work", (double)b->work + (double)b->head },
     };
-    for (size_t i = 0; i < sizeof part / sizeof part[0]; i++)
-        if (part[i].bytes > 0)
-            add_item(&l, "%s %.2f", part[i].name, gib(part[i].bytes));
+    for (size_t i = 0; i < sizeof item / sizeof item[0]; i++)
+        if (item[i].bytes > 0)
+            add_item(&l, "%s %.2f", item[i].name, gib(item[i].bytes));
     putchar('\n');
 }
 

@@ -71,9 +71,9 @@ static int largest_with(const Config *c)
 int memory_fit_largest(const Config *c)
 {
     Config all = *c;
-    all.mlp_tile = c->mlp_tile > 0 ? c->mlp_tile : INT_MAX;
-    HostUse *const use[] = { &all.host.activations, &all.host.frozen, &all.host.moments,
-                             &all.host.master };
+    all.tiled_mlp_tokens = c->tiled_mlp_tokens > 0 ? c->tiled_mlp_tokens : INT_MAX;
+    HostUse *const use[] = { &all.offload.activations, &all.offload.frozen, &all.offload.optimizer,
+                             &all.offload.master };
     for (int i = 0; i < 4; i++)
         *use[i] = *use[i] == HOST_AUTO ? HOST_NEVER : *use[i];
     const int largest = largest_with(&all);

@@ -15,7 +15,7 @@ typedef struct {
     double speed, seconds, device, host;
 } Found;
 
-static bool tensor_is_possible(const Config *c)
+static bool tp_is_possible(const Config *c)
 {
     char *refusal = check_tensor_ranks_refusal(c, c->ranks);
     free(refusal);
@@ -41,7 +41,7 @@ bool mesh_is_possible(const Config *c)
     if (stages > 1 && (m->n_layers < stages * chunks || s->grad_sum == SUM_OFTEN ||
                        (chunks > 1 && c->global_train_batch_size / at_once % stages != 0)))
         return false;
-    return tensor_is_possible(c);
+    return tp_is_possible(c);
 }
 
 /* Keeps the list in order, the fastest first. */

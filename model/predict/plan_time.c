@@ -14,7 +14,7 @@
 
 static Topology topology_of(const Config *c)
 {
-    return (Topology){ memory_mesh(c), 0, c->gpus_per_host, c->network };
+    return (Topology){ memory_mesh(c), 0, c->gpus_per_host, c->internode_gb_per_s };
 }
 
 /* Predicts two steps: t[0] with `few` micro-batches, t[1] with `more`. */
@@ -58,7 +58,7 @@ StepTime plan_time(const Config *c)
 
 bool plan_time_is_known(const Config *c)
 {
-    return !config_forward_only(c) && (c->network > 0 || c->ranks <= c->gpus_per_host);
+    return !config_forward_only(c) && (c->internode_gb_per_s > 0 || c->ranks <= c->gpus_per_host);
 }
 
 double plan_time_speed(const Config *c, const StepTime *t)

@@ -68,7 +68,7 @@ static void unmark(void *recorder, DeviceMark *m)
 }
 
 /* Work between two units belongs to the later unit. */
-static void use_part(void *recorder, const char *name, int unit)
+static void use_unit(void *recorder, const char *name, int unit)
 {
     Recorder *w = recorder;
     if (w->unit == UNIT_UPDATE)
@@ -197,7 +197,7 @@ static void rehearse_step(Rehearsal *r, Recorder *w, Model *m, ParamStore *store
  * exist. */
 void rehearse(Rehearsal *r, const int *micro_batches, int count, const Config *c, int stage)
 {
-    static const WatchedQueues queues = { use_queue, mark, wait_for, unmark, use_part };
+    static const WatchedQueues queues = { use_queue, mark, wait_for, unmark, use_unit };
     const Mesh mesh = memory_mesh(c);
     Model m;
     ParamStore store;

@@ -11,7 +11,7 @@
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/save.h"
 #include "model/evaluate/open_data.h"
-#include "model/run/pieces.h"
+#include "model/run/length_warmup.h"
 #include "model/update/update.h"
 
 #define REMEDY \
@@ -64,8 +64,8 @@ static bool gives_finite_step(Run *r)
     fsdp_empty_grads(&r->store);
     model_zero_losses(&r->model);
     model_use_images(&r->model, batch_images(b, 0, r->model.text.T));
-    model_micro_batch(&r->model, &r->store, b->tokens, b->targets, pieces_begins(r, b), 1 / tokens,
-                      (float)r->config->z_loss, PASS_COMPLETE);
+    model_micro_batch(&r->model, &r->store, b->tokens, b->targets, length_warmup_begins(r, b),
+                      1 / tokens, (float)r->config->z_loss, PASS_COMPLETE);
     watchdog_mark_together("reading its loss and gradient norm", -1);
     double loss = model_losses(&r->model).loss;
     comm_sum(&loss, 1);

@@ -22,7 +22,7 @@
 #include "model/predict/memory_fit.h"
 #include "model/predict/memory.h"
 #include "model/predict/mesh_search.h"
-#include "model/run/mixture.h"
+#include "model/run/mixture_state.h"
 #include "model/evaluate/open_data.h"
 #include "model/predict/pipeline_plan.h"
 #include "model/predict/plan_time.h"
@@ -60,7 +60,7 @@ static RunLength run_length(const Run *r, const char *key, const Duration *d)
         const long left = d->tokens > r->state.tokens ? d->tokens - r->state.tokens : 0;
         n.steps = steps_later(r, key, schedule_steps_for(c, r->state.step, (double)left));
     } else if (d->epochs > 0 && c->data.num_mix > 0) {
-        n.steps = steps_later(r, key, (double)mix_steps(c, r->loader, key, d->epochs));
+        n.steps = steps_later(r, key, (double)mixture_steps(c, r->loader, key, d->epochs));
     } else if (d->epochs > 0) {
         const LoaderState *s = &r->state.loader;
         const uint64_t epoch = loader_steps(r->loader, 0);
@@ -107,7 +107,7 @@ bool run_is_over(const Run *r)
 static const char *other_data(const TrainState *then, const TrainState *now)
 {
     static char text[256];
-    const char *source = mix_other_files(then, now);
+    const char *source = mixture_other_files(then, now);
     snprintf(text, sizeof text,
              "other files of source '%s' of data.mix than configured now, or with another "
              "model.max_sequence_length, data.packing, long_documents or document_boundaries",
@@ -146,7 +146,7 @@ static void continue_data(const Run *r, TrainState *s)
     s->num_mix = r->state.num_mix;
     memcpy(s->mix, r->state.mix, sizeof s->mix);
     if (s->num_mix > 0)
-        mix_continue(s, &then);
+        mixture_continue(s, &then);
 }
 
 /* Loads weights from a checkpoint or a Hugging Face folder, or initializes them. reset_* only apply
@@ -161,7 +161,7 @@ static void load_or_initialize(Run *r)
     watchdog_wait_for(WORKER_DATA);
     r->state = (TrainState){ .fingerprint = loader_fingerprint(r->loader),
                              .content = loader_content(r->loader) };
-    mix_describe(&r->state, c, r->loader);
+    mixture_describe(&r->state, c, r->loader);
     watchdog_wait_for(NO_WORKER);
     comm_agree("contents of data files", r->state.content.tokens ^ r->state.content.masks);
     if (!folder) {
@@ -256,7 +256,7 @@ static void print_data(const Run *r)
            (unsigned long long)loader_instances(r->loader), c->model.max_sequence_length, files,
            files > 1 ? "s" : "");
     print_packing(r->loader, c->model.max_sequence_length);
-    mix_print(c, &r->state, r->loader, r->last_step);
+    mixture_print(c, &r->state, r->loader, r->last_step);
     fputs(r->validation, stdout);
     printf("run: %ld step%s of %d x %d tokens; ", r->length.steps, r->length.steps == 1 ? "" : "s",
            c->global_train_batch_size, c->model.max_sequence_length);
@@ -273,7 +273,7 @@ static void print_data(const Run *r)
 static void check_mix(const Run *r)
 {
     if (r->config->data.num_mix > 0 && !run_is_over(r))
-        mix_check(r->loader, r->last_step - r->state.step);
+        mixture_check(r->loader, r->last_step - r->state.step);
 }
 
 static void open_all_data(Run *r)
@@ -301,7 +301,7 @@ void run_check_device(const Config *c)
             operand ? "format.operand" : "format.head", device_name(),
             operand ? "--recipe=bf16 runs here, and so does --recipe=coat-opt: FP8 only in the "
                       "optimizer"
-                    : xasprintf("--format.head=%s runs here", format_name(r->stream)));
+                    : xasprintf("--format.head=%s runs here", format_name(r->residual)));
 }
 
 /* `where`: the device. */

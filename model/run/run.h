@@ -27,7 +27,7 @@ typedef struct {
     /* no finite loss since saved_step: that save must not be published yet */
     bool unproven;
     Batch batch;     /* batch of the last step */
-    uint8_t *begins; /* of pieces.h */
+    uint8_t *begins; /* of length_warmup.h */
     bool diverged;   /* the last loss is far above that of an untrained model */
 } Run;
 

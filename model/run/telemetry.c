@@ -336,10 +336,10 @@ static void measure_moments(Telemetry *t, int u, double grad_scale)
 static void join_lines(Telemetry *t, const char *line, size_t size)
 {
     for (int stage = 1; stage < t->store->pipe.stages; stage++) {
-        json_t *part = json_loads(line + (size_t)stage * size, 0, NULL);
-        CHECK(part, "the statistics of stage %d cannot be read", stage);
-        json_object_update(t->line, part);
-        json_decref(part);
+        json_t *values = json_loads(line + (size_t)stage * size, 0, NULL);
+        CHECK(values, "the statistics of stage %d cannot be read", stage);
+        json_object_update(t->line, values);
+        json_decref(values);
     }
 }
 

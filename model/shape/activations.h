@@ -31,7 +31,7 @@
   X(gate_up_raw,    MLP)    /* (N, 2F)          [gate|up] as the GEMM writes it               = gate_up_saved  shared */      \
   X(gate_up_saved,  MLP)    /* (N, 2F)          as saved                                      own              e4m3/16 */     \
   X(swiglu_operand, MLP)    /* (N, F)           silu(gate)*up, GEMM operand                   own              e4m3, shared */ \
-  X(xa_qkv,         BRANCH) /* (N, P rank)      scale x A^T of a linear layer's input x; P parts have an adapter */           \
+  X(xa_qkv,         BRANCH) /* (N, P rank)      scale x A^T of a linear layer's input x; P projections have an adapter */           \
   X(xa_out,         BRANCH)                                                                                           \
   X(xa_gate_up,     MLP)                                                                                              \
   X(xa_down,        MLP)                                                                                              \

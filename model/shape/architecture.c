@@ -389,27 +389,29 @@ static HfTensor *add_tensors(HfTensor *list, int *count, const ModelConfig *c,
                              const UnitLayout *shape, int unit)
 {
     const Architecture *a = architecture_of(c);
-    list = xrealloc(list, (size_t)(*count + shape->num_params * MAX_PARTS + 1) * sizeof *list);
+    list =
+        xrealloc(list, (size_t)(*count + shape->num_params * MAX_PROJECTIONS + 1) * sizeof *list);
     for (int i = 0; i < shape->num_params; i++) {
         const Param *p = &shape->param[i];
         const TensorNames *names =
             p->is_adapter ? names_of_linear(a, shape, p) : names_of(a, p->name);
-        const bool whole = !names->part[1];
-        for (int k = 0; k < (whole ? 1 : p->num_parts); k++) {
-            const Part *part = &p->part[k];
-            const char *name = names->part[part->tensor];
+        const bool whole = !names->projection[1];
+        for (int k = 0; k < (whole ? 1 : p->num_projections); k++) {
+            const Projection *projection = &p->projection[k];
+            const char *name = names->projection[projection->tensor];
             CHECK(name, "%s: no Hugging Face name for a part of parameter %s", a->class, p->name);
             HfTensor *t = &list[(*count)++];
-            *t =
-                (HfTensor){ .unit = unit,
-                            .param = i,
-                            .first = (size_t)part->first * (size_t)p->cols,
-                            .rows = (size_t)(whole && p->num_parts > 1 ? p->rows : part->rows),
-                            .cols = (size_t)p->cols,
-                            .adapter = p->is_adapter,
-                            .vector = p->is_vector,
-                            .joined = k > 0 || p->item > 0,
-                            .with_adapter = shape->kind->is_projector && lora_trains_projector(c) };
+            *t = (HfTensor){
+                .unit = unit,
+                .param = i,
+                .first = (size_t)projection->first * (size_t)p->cols,
+                .rows = (size_t)(whole && p->num_projections > 1 ? p->rows : projection->rows),
+                .cols = (size_t)p->cols,
+                .adapter = p->is_adapter,
+                .vector = p->is_vector,
+                .joined = k > 0 || p->item > 0,
+                .with_adapter = shape->kind->is_projector && lora_trains_projector(c)
+            };
             if (p->is_vector)
                 t->cols *= t->rows, t->rows = 1;
             t->max_rows = p->has_padding ? (size_t)p->rows : t->rows;

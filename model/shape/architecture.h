@@ -4,17 +4,17 @@
 #pragma once
 #include "model/shape/params.h"
 
-/* A parameter (params.h), and the names of its parts, or a single name for the whole. In blocks
- * they follow "<blocks>.<l>.". Where it has items, %d is the item's number:
+/* A parameter (params.h), and the names of its projections, or a single name for the whole. In
+ * blocks they follow "<blocks>.<l>.". Where it has items, %d is the item's number:
  * "mlp.experts.%d.down_proj.weight". */
 typedef struct {
-    const char *param, *part[MAX_PARTS];
+    const char *param, *projection[MAX_PROJECTIONS];
 } TensorNames;
 
 /* A key of config.json that not all classes have, or with its own default in this class. */
 typedef struct {
     const char *key;
-    double otherwise;
+    double default_value;
 } ClassKey;
 
 /* blocks with a sliding window: none; all or none; any blocks */

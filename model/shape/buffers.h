@@ -64,12 +64,12 @@ typedef struct {
 
 /* What context ranks exchange in a micro-batch (context.h), in host memory. */
 typedef struct {
-    /* number of pieces of each rank, some of them empty; number of ranges after pieces of this rank
-     * that touch are joined */
-    int pieces, ranges;
-    RowRange *whole; /* [c][pieces] pieces of rank r: rows of qkv_heads and similar tensors */
+    /* number of segments of each rank, some of them empty; number of ranges after segments of this
+     * rank that touch are joined */
+    int segments, ranges;
+    RowRange *whole; /* [c][segments] segments of rank r: rows of qkv_heads and similar tensors */
     RowRange *range; /* [ranges] of this rank's rows outside attention */
-    /* [c][pieces] this rank's pieces with the heads of rank r: rows of `exchanged` */
+    /* [c][segments] this rank's segments with the heads of rank r: rows of `exchanged` */
     RowRange *packed;
     int *own_start; /* (B T/c + 1) the first tokens of documents in this rank's part */
     /* Documents.left_out for whole sequences, and for this rank's part */
@@ -145,11 +145,11 @@ typedef struct BlockPass BlockPass;
 
 /* Saved activations that are on the host while other blocks compute: see offload.h. */
 typedef struct {
-    int pieces;        /* blocks times micro-batches in flight */
-    int slots;         /* number of pieces that fit on the device: all, or fewer */
+    int saves;         /* blocks times micro-batches in flight */
+    int slots;         /* number of saves that fit on the device: all, or fewer */
     size_t at, bytes;  /* if fewer: where the slots begin in the arena; bytes of a slot */
-    int leaving;       /* number of pieces that leave for the host */
-    size_t host_bytes; /* pinned host memory for these pieces: its size ... */
+    int leaving;       /* number of saves that leave for the host */
+    size_t host_bytes; /* pinned host memory for these saves: its size ... */
     char *host;        /* ... and its address */
     Slot *slot;        /* [slots] */
     /* [passes] all passes of the current micro-batches; NULL: nothing is saved, or nothing moves */

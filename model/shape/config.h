@@ -259,7 +259,7 @@ typedef struct {
     int ranks;         /* dry run: number of ranks to plan for; else 0 */
     int gpus_per_host; /* dry run: number of ranks per host */
     /* dry run: GB/s of each GPU to other hosts, 10^9 bytes; 0: unknown */
-    double network;
+    double internode_gb_per_s;
     int mesh_auto;        /* dry run: 1: also name the fastest meshes */
     double device_memory; /* GiB per device to plan for; 0: the memory of this device */
     bool eval_only;       /* evaluate, then stop: nothing is trained */
@@ -296,7 +296,8 @@ typedef struct {
         /* ascending: the batch doubles after each of these steps. After the last one it is
          * global_train_batch_size */
     } batch_warmup;
-    /* sequence length warmup (run/pieces.h), from sequences of `min` tokens on; steps 0: none */
+    /* sequence length warmup (run/length_warmup.h), from sequences of `min` tokens on; steps 0:
+     * none */
     struct {
         int min;
         long steps;
@@ -380,11 +381,11 @@ typedef struct {
     int profile;
     /* offload.h, param_store.h; frozen: offload.frozen */
     struct {
-        HostUse activations, frozen, moments, master;
-    } host;
+        HostUse activations, frozen, optimizer, master;
+    } offload;
     int loss_chunk; /* tokens whose logits exist at once; 0: automatic */
     /* tokens whose MLP is computed at once where backward runs it again; 0: automatic */
-    int mlp_tile;
+    int tiled_mlp_tokens;
 
     /* the resolved configuration as YAML; saved with the run */
     char *text;

@@ -19,7 +19,7 @@ static AdamW adamw_arguments(const StepParams *p)
                     .correction2 = (float)(1 - pow(p->beta2, (double)p->update)),
                     .grad_scale = (float)p->grad_scale,
                     .seed = p->seed,
-                    .parts = p->parts };
+                    .numbering = p->numbering };
 }
 
 static void step_adamw(Tensor w, const Tensor *state, Tensor grad, const StepParams *p,

@@ -36,7 +36,7 @@ typedef struct {
     double grad_scale;   /* the gradient is multiplied by it: clipping */
     long update;         /* updates made, this one included: t of bias corrections */
     uint64_t seed;       /* seed of stochastic rounding, different in each run and step */
-    RowParts parts;      /* positions of the elements that are updated: see `step` */
+    Numbering numbering; /* positions of the elements that are updated: see `step` */
 } StepParams;
 
 typedef struct {
@@ -50,9 +50,9 @@ typedef struct {
     /* muon.h updates the matrices, with state number 0; `step` updates everything else */
     bool orthogonalizes;
     /* Updates n elements of one parameter. w, grad and num_states states are (1, n) in device
-     * memory; a state that w does not have has no data. Elements are consecutive, or parts of rows
-     * as p->parts says; the first has number `first` in the model. Ranks have different elements,
-     * so random values may depend only on (seed, number). */
+     * memory; a state that w does not have has no data. Elements are consecutive, or runs of rows
+     * as p->numbering says; the first has number `first` in the model. Ranks have different
+     * elements, so random values may depend only on (seed, number). */
     void (*step)(Tensor w, const Tensor *state, Tensor grad, const StepParams *p, uint64_t first);
 } Optimizer;
 

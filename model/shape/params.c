@@ -8,16 +8,16 @@
 #include "kernels/runtime/error.h"
 
 /* Rows of each tensor of a linear layer's matrix; returns the number of tensors. */
-static int linear_parts(int rows[MAX_PARTS], const ModelConfig *c, Linear linear)
+static int linear_projections(int rows[MAX_PROJECTIONS], const ModelConfig *c, Linear linear)
 {
     const int q = c->n_heads * c->head_dim, k = c->n_kv_heads * c->head_dim, C = c->d_model,
               F = c->mlp_width;
-    const int widths[NUM_LINEARS][MAX_PARTS] = { [LINEAR_QKV] = { q, k, k },
-                                                 [LINEAR_OUT] = { C },
-                                                 [LINEAR_GATE_UP] = { F, F },
-                                                 [LINEAR_DOWN] = { C } };
+    const int widths[NUM_LINEARS][MAX_PROJECTIONS] = { [LINEAR_QKV] = { q, k, k },
+                                                       [LINEAR_OUT] = { C },
+                                                       [LINEAR_GATE_UP] = { F, F },
+                                                       [LINEAR_DOWN] = { C } };
     int count = 0;
-    for (; count < MAX_PARTS && widths[linear][count] > 0; count++)
+    for (; count < MAX_PROJECTIONS && widths[linear][count] > 0; count++)
         rows[count] = widths[linear][count];
     return count;
 }
@@ -29,15 +29,15 @@ static bool is_targeted(const ModelConfig *c, Linear linear, int i)
     return c->lora.rank > 0 && c->lora.target[first_module[linear] + i];
 }
 
-LoraMatrix adapter_parts(const ModelConfig *c, Linear linear)
+LoraMatrix adapter_projections(const ModelConfig *c, Linear linear)
 {
-    int rows[MAX_PARTS];
-    const int count = linear_parts(rows, c, linear);
+    int rows[MAX_PROJECTIONS];
+    const int count = linear_projections(rows, c, linear);
     LoraMatrix b = { .is_b = true };
     for (int i = 0, first = 0; i < count; first += rows[i++])
         if (is_targeted(c, linear, i)) {
-            b.part[b.num_parts].first = first;
-            b.part[b.num_parts++].width = rows[i];
+            b.projection[b.num_projections].first = first;
+            b.projection[b.num_projections++].width = rows[i];
         }
     return b;
 }
@@ -56,8 +56,8 @@ static bool exists(const ParamRow *r, const ModelConfig *c)
            : r->condition == WITH_PROJECTOR_OUT      ? has_second_layer(c)
            : r->condition == WITH_PROJECTOR_OUT_BIAS ? has_second_layer(c) && c->image.bias
            : r->condition == UNTIED                  ? !c->weight_tying
-           : r->condition == ADAPTED                 ? adapter_parts(c, r->linear).num_parts > 0
-                                                     : true;
+           : r->condition == ADAPTED ? adapter_projections(c, r->linear).num_projections > 0
+                                     : true;
 }
 
 static int size_of(Size size, const ModelConfig *c)
@@ -76,19 +76,20 @@ static int size_of(Size size, const ModelConfig *c)
     }
 }
 
-/* Sets p's rows and parts. */
+/* Sets p's rows and projections. */
 static void divide(Param *p, const ParamRow *r, const ModelConfig *c)
 {
-    int rows[MAX_PARTS] = { r->rows == SIZE_VOCABULARY ? c->vocab_size : size_of(r->rows, c) };
+    int rows[MAX_PROJECTIONS] = { r->rows == SIZE_VOCABULARY ? c->vocab_size
+                                                             : size_of(r->rows, c) };
     const int count = r->rows == SIZE_OUTPUTS || r->rows == SIZE_LORA_RANKS
-                          ? linear_parts(rows, c, r->linear)
+                          ? linear_projections(rows, c, r->linear)
                           : 1;
     for (int i = 0; i < count; i++) {
         if (p->is_adapter && !is_targeted(c, r->linear, i))
             continue;
-        p->part[p->num_parts] =
-            (Part){ p->rows, r->rows == SIZE_LORA_RANKS ? c->lora.rank : rows[i], i };
-        p->rows += p->part[p->num_parts++].rows;
+        p->projection[p->num_projections] =
+            (Projection){ p->rows, r->rows == SIZE_LORA_RANKS ? c->lora.rank : rows[i], i };
+        p->rows += p->projection[p->num_projections++].rows;
     }
     if (p->has_padding)
         p->rows = size_of(r->rows, c);
@@ -179,7 +180,7 @@ Param param_stack(const Param *p)
     Param stack = *p;
     stack.rows *= p->items;
     stack.stored *= (size_t)p->items;
-    stack.num_parts = 0;
+    stack.num_projections = 0;
     return stack;
 }
 
@@ -215,11 +216,13 @@ void unit_check_size(const UnitLayout *u, int unit)
 static void cut_rows(Param *p, int ranks)
 {
     p->rows = 0;
-    for (Part *part = p->part; part < p->part + p->num_parts; part++) {
-        CHECK(part->rows % ranks == 0, "%d rows of %s among %d ranks", part->rows, p->name, ranks);
-        part->rows /= ranks;
-        part->first = p->rows;
-        p->rows += part->rows;
+    for (Projection *projection = p->projection; projection < p->projection + p->num_projections;
+         projection++) {
+        CHECK(projection->rows % ranks == 0, "%d rows of %s among %d ranks", projection->rows,
+              p->name, ranks);
+        projection->rows /= ranks;
+        projection->first = p->rows;
+        p->rows += projection->rows;
     }
 }
 
@@ -251,9 +254,10 @@ Param param_whole(const Param *p)
         whole.cols *= p->tensor_ranks;
     else {
         whole.rows *= p->tensor_ranks;
-        for (Part *part = whole.part; part < whole.part + whole.num_parts; part++) {
-            part->first *= p->tensor_ranks;
-            part->rows *= p->tensor_ranks;
+        for (Projection *projection = whole.projection;
+             projection < whole.projection + whole.num_projections; projection++) {
+            projection->first *= p->tensor_ranks;
+            projection->rows *= p->tensor_ranks;
         }
     }
     return whole;
@@ -270,10 +274,10 @@ size_t param_run(const Param *p, size_t i, size_t *whole)
         *whole = (row * ranks + rank) * cols + i % cols;
         return cols - i % cols;
     }
-    const Part *part = p->part;
-    while (row >= (size_t)(part->first + part->rows))
-        part++;
-    const size_t first = (size_t)part->first, rows = (size_t)part->rows;
+    const Projection *projection = p->projection;
+    while (row >= (size_t)(projection->first + projection->rows))
+        projection++;
+    const size_t first = (size_t)projection->first, rows = (size_t)projection->rows;
     *whole = (first * ranks + rank * rows) * cols + i - first * cols;
     return (first + rows) * cols - i;
 }
@@ -286,8 +290,8 @@ bool unit_plain_nf4(const UnitLayout *u)
 size_t param_nf4_groups(const Param *p)
 {
     size_t groups = 0;
-    for (int i = 0; i < p->num_parts; i++)
-        groups += nf4_groups((size_t)p->part[i].rows, (size_t)p->cols);
+    for (int i = 0; i < p->num_projections; i++)
+        groups += nf4_groups((size_t)p->projection[i].rows, (size_t)p->cols);
     return groups;
 }
 
@@ -295,9 +299,9 @@ Nf4 param_nf4(const Param *p, const void *groups, bool plain)
 {
     Nf4 x = { .group = plain ? NULL : groups,
               .plain = plain ? groups : NULL,
-              .num_parts = p->num_parts };
-    for (int i = 0; i < p->num_parts; i++)
-        x.rows[i] = p->part[i].rows;
+              .num_tensors = p->num_projections };
+    for (int i = 0; i < p->num_projections; i++)
+        x.rows[i] = p->projection[i].rows;
     return x;
 }
 

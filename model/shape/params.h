@@ -15,12 +15,12 @@ typedef enum { TRAINED, FROZEN, QUANTIZED, NUM_REGIONS } Region;
 
 /* Rows of a parameter that are a tensor in files: q, k and v of qkv; gate and up; all rows, or
  * those of existing ids. */
-enum { MAX_PARTS = LORA_PARTS };
+enum { MAX_PROJECTIONS = LORA_PROJECTIONS };
 typedef struct {
     int first, rows;
     /* index among the tensors of the linear layer; 0 for other parameters */
     int tensor;
-} Part;
+} Projection;
 
 /* A parameter, or one item of a parameter with several items, and its position in the unit. The
  * items of a parameter are consecutive. Code that works on single parameters works on single
@@ -31,8 +31,8 @@ typedef struct {
     int item, items;  /* index of the item, and number of items; 0 and 1 if the parameter has one */
     int rows, cols;   /* shape of the item */
     Split split;
-    int num_parts;
-    Part part[MAX_PARTS]; /* from top to bottom; padding follows */
+    int num_projections;
+    Projection projection[MAX_PROJECTIONS]; /* from top to bottom; padding follows */
     Region region;
     size_t offset; /* first element in the region */
     size_t stored; /* number of stored elements */
@@ -49,8 +49,8 @@ typedef struct {
     bool is_operand;
     bool has_padding; /* rows from vocab_size on are padding and stay 0 */
     float init_std;   /* 0: starts as ones (norms) or zeros (biases, B of adapters) */
-    /* number of tensor ranks that share the parameter by `split`; rows, cols and part describe this
-     * rank's slice. 1: whole */
+    /* number of tensor ranks that share the parameter by `split`; rows, cols and projection
+     * describe this rank's slice. 1: whole */
     int tensor_ranks, tensor_rank;
 } Param;
 /* elements: whole optimizer groups of 128 or 256, 256-byte aligned in any format. Scales of FP8
@@ -95,7 +95,7 @@ void unit_shape(UnitLayout *u, const ModelConfig *c, int unit, int world);
 /* For `count` units of unit_shape in malloc'ed memory. */
 void units_free(UnitLayout *u, int count);
 
-/* All items of a parameter whose first is p, as one matrix without parts. */
+/* All items of a parameter whose first is p, as one matrix without projections. */
 Param param_stack(const Param *p);
 /* An item's rows of the tensor of all: its codes, transposed ones too, and its scale. */
 Tensor param_tensor(const UnitTensors *t, const Param *p);
@@ -116,7 +116,7 @@ void unit_check_size(const UnitLayout *u, int unit);
  * number `rank`, and lays the regions out for `world` shards. Each cut must have equal parts. */
 void unit_cut(UnitLayout *u, int ranks, int rank, int world);
 
-/* The parameter as it is without tensor ranks: its rows, columns and parts. */
+/* The parameter as it is without tensor ranks: its rows, columns and projections. */
 Param param_whole(const Param *p);
 
 /* *whole: the index in the whole parameter of element i of this tensor rank's part. Returns how
@@ -136,4 +136,4 @@ size_t param_nf4_groups(const Param *p);
 
 /* The output columns of a linear layer that have an adapter, without its weights; num_parts 0:
  * none. */
-LoraMatrix adapter_parts(const ModelConfig *c, Linear linear);
+LoraMatrix adapter_projections(const ModelConfig *c, Linear linear);

@@ -24,30 +24,30 @@
  * gradients and moments. */
 // clang-format off
 const Recipe recipes[] = {
-    { .name = "f32",       .stream = F32_,  .saved = F32_,   .qkv = F32_,   .att = F32_,  .hidden = F32_,   .keep = KEEP_ALL,
+    { .name = "f32",       .residual = F32_,  .saved_norm_input = F32_,   .saved_qkv = F32_,   .saved_attention = F32_,  .saved_mlp = F32_,
       .operand = F32_,  .gradient = F32_,  .head = F32_,  .forward = FROM_SAVED, .fast = FAST_NONE,    .scales = PER_MICROBATCH,
-      .master = F32_,  .grads = F32_,  .moment1 = F32_,   .moment2 = F32_,   .frozen = F32_ },
-    { .name = "bf16",      .stream = BF16_, .saved = BF16_,  .qkv = BF16_,  .att = BF16_, .hidden = BF16_,  .keep = KEEP_ALL,
+      .keep = KEEP_ALL,    .master = F32_,  .grads = F32_,  .moment1 = F32_,   .moment2 = F32_,   .frozen = F32_ },
+    { .name = "bf16",      .residual = BF16_, .saved_norm_input = BF16_,  .saved_qkv = BF16_,  .saved_attention = BF16_, .saved_mlp = BF16_,
       .operand = BF16_, .gradient = BF16_, .head = BF16_, .forward = FROM_SAVED, .fast = FAST_NONE,    .scales = PER_MICROBATCH,
-      .master = F32_,  .grads = BF16_, .moment1 = F32_,   .moment2 = F32_,   .frozen = BF16_ },
-    { .name = "fp8",       .stream = BF16_, .saved = BF16_,  .qkv = BF16_,  .att = BF16_, .hidden = BF16_,  .keep = KEEP_ALL,
+      .keep = KEEP_ALL,    .master = F32_,  .grads = BF16_, .moment1 = F32_,   .moment2 = F32_,   .frozen = BF16_ },
+    { .name = "fp8",       .residual = BF16_, .saved_norm_input = BF16_,  .saved_qkv = BF16_,  .saved_attention = BF16_, .saved_mlp = BF16_,
       .operand = E4M3_, .gradient = E5M2_, .head = BF16_, .forward = FROM_SAVED, .fast = FAST_FORWARD, .scales = PER_MICROBATCH,
-      .master = F32_,  .grads = BF16_, .moment1 = F32_,   .moment2 = F32_,   .frozen = BF16_ },
-    { .name = "fp8-lm",    .stream = BF16_, .saved = BF16_,  .qkv = BF16_,  .att = BF16_, .hidden = BF16_,  .keep = KEEP_ALL,
+      .keep = KEEP_ALL,    .master = F32_,  .grads = BF16_, .moment1 = F32_,   .moment2 = F32_,   .frozen = BF16_ },
+    { .name = "fp8-lm",    .residual = BF16_, .saved_norm_input = BF16_,  .saved_qkv = BF16_,  .saved_attention = BF16_, .saved_mlp = BF16_,
       .operand = E4M3_, .gradient = E5M2_, .head = BF16_, .forward = FROM_SAVED, .fast = FAST_FORWARD, .scales = PER_MICROBATCH,
-      .master = BF16_, .grads = BF16_, .moment1 = PLAIN_, .moment2 = BF16_,  .frozen = BF16_ },
-    { .name = "coat-act",  .stream = BF16_, .saved = GROUP_, .qkv = BF16_,  .att = BF16_, .hidden = GROUP_, .keep = KEEP_INPUTS,
+      .keep = KEEP_ALL,    .master = BF16_, .grads = BF16_, .moment1 = PLAIN_, .moment2 = BF16_,  .frozen = BF16_ },
+    { .name = "coat-act",  .residual = BF16_, .saved_norm_input = GROUP_, .saved_qkv = BF16_,  .saved_attention = BF16_, .saved_mlp = GROUP_,
       .operand = E4M3_, .gradient = E5M2_, .head = E5M2_, .forward = FROM_EXACT, .fast = FAST_ALL,     .scales = PER_STEP,
-      .master = F32_,  .grads = BF16_, .moment1 = F32_,   .moment2 = F32_,   .frozen = BF16_ },
-    { .name = "coat-opt",  .stream = BF16_, .saved = BF16_,  .qkv = BF16_,  .att = BF16_, .hidden = BF16_,  .keep = KEEP_ALL,
+      .keep = KEEP_INPUTS, .master = F32_,  .grads = BF16_, .moment1 = F32_,   .moment2 = F32_,   .frozen = BF16_ },
+    { .name = "coat-opt",  .residual = BF16_, .saved_norm_input = BF16_,  .saved_qkv = BF16_,  .saved_attention = BF16_, .saved_mlp = BF16_,
       .operand = BF16_, .gradient = BF16_, .head = BF16_, .forward = FROM_SAVED, .fast = FAST_NONE,    .scales = PER_MICROBATCH,
-      .master = BF16_, .grads = BF16_, .moment1 = MOMENT, .moment2 = MOMENT, .frozen = BF16_ },
-    { .name = "coat",      .stream = BF16_, .saved = GROUP_, .qkv = BF16_,  .att = BF16_, .hidden = GROUP_, .keep = KEEP_INPUTS,
+      .keep = KEEP_ALL,    .master = BF16_, .grads = BF16_, .moment1 = MOMENT, .moment2 = MOMENT, .frozen = BF16_ },
+    { .name = "coat",      .residual = BF16_, .saved_norm_input = GROUP_, .saved_qkv = BF16_,  .saved_attention = BF16_, .saved_mlp = GROUP_,
       .operand = E4M3_, .gradient = E5M2_, .head = E5M2_, .forward = FROM_EXACT, .fast = FAST_ALL,     .scales = PER_STEP,
-      .master = BF16_, .grads = BF16_, .moment1 = MOMENT, .moment2 = MOMENT, .frozen = BF16_ },
-    { .name = "coat-lean", .stream = BF16_, .saved = GROUP_, .qkv = GROUP_, .att = E4M3_, .hidden = GROUP_, .keep = KEEP_INPUTS,
+      .keep = KEEP_INPUTS, .master = BF16_, .grads = BF16_, .moment1 = MOMENT, .moment2 = MOMENT, .frozen = BF16_ },
+    { .name = "coat-lean", .residual = BF16_, .saved_norm_input = GROUP_, .saved_qkv = GROUP_, .saved_attention = E4M3_, .saved_mlp = GROUP_,
       .operand = E4M3_, .gradient = E5M2_, .head = E5M2_, .forward = FROM_EXACT, .fast = FAST_ALL,     .scales = PER_STEP,
-      .master = BF16_, .grads = BF16_, .moment1 = MOMENT, .moment2 = MOMENT, .frozen = BF16_ },
+      .keep = KEEP_INPUTS, .master = BF16_, .grads = BF16_, .moment1 = MOMENT, .moment2 = MOMENT, .frozen = BF16_ },
     { .name = NULL }
 };
 // clang-format on
@@ -75,7 +75,7 @@ bool recipe_recomputes(const Recipe *r)
 
 Format recipe_forward_weights(const Recipe *r)
 {
-    return format_equal(r->operand, r->stream) ? r->stream : r->master;
+    return format_equal(r->operand, r->residual) ? r->residual : r->master;
 }
 
 bool recipe_is_changed(const Recipe *r)
@@ -83,12 +83,16 @@ bool recipe_is_changed(const Recipe *r)
     const Recipe *row = recipe_find(r->name);
     if (!row)
         return false;
-    const Format own[] = { r->stream,  r->saved,    r->qkv,   r->att,    r->hidden,
-                           r->operand, r->gradient, r->head,  r->master, r->grads,
-                           r->moment1, r->moment2,  r->frozen };
-    const Format named[] = { row->stream,  row->saved,    row->qkv,   row->att,    row->hidden,
-                             row->operand, row->gradient, row->head,  row->master, row->grads,
-                             row->moment1, row->moment2,  row->frozen };
+    const Format own[] = {
+        r->residual, r->saved_norm_input, r->saved_qkv, r->saved_attention, r->saved_mlp,
+        r->operand,  r->gradient,         r->head,      r->master,          r->grads,
+        r->moment1,  r->moment2,          r->frozen
+    };
+    const Format named[] = {
+        row->residual, row->saved_norm_input, row->saved_qkv, row->saved_attention, row->saved_mlp,
+        row->operand,  row->gradient,         row->head,      row->master,          row->grads,
+        row->moment1,  row->moment2,          row->frozen
+    };
     bool same = r->keep == row->keep && r->forward == row->forward && r->fast == row->fast &&
                 r->scales == row->scales && r->recompute == row->recompute &&
                 r->down_scales == row->down_scales;
@@ -117,9 +121,9 @@ void recipe_print(const Recipe *r)
            "gradients %s, head %s,\n"
            "  keep %s%s, forward from %s, fast accumulation %s, scales of the %s%s,\n"
            "  master %s, accumulated gradients %s, frozen weights %s\n",
-           r->name, format_name(r->stream), format_name(r->saved), format_name(r->qkv),
-           format_name(r->att), format_name(r->hidden), format_name(r->operand),
-           format_name(r->gradient), format_name(r->head), keep[r->keep], share,
-           forward[r->forward], fast[r->fast], scales[r->scales], down, format_name(r->master),
-           format_name(r->grads), format_name(r->frozen));
+           r->name, format_name(r->residual), format_name(r->saved_norm_input),
+           format_name(r->saved_qkv), format_name(r->saved_attention), format_name(r->saved_mlp),
+           format_name(r->operand), format_name(r->gradient), format_name(r->head), keep[r->keep],
+           share, forward[r->forward], fast[r->fast], scales[r->scales], down,
+           format_name(r->master), format_name(r->grads), format_name(r->frozen));
 }

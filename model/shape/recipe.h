@@ -39,13 +39,13 @@ typedef enum {
 
 typedef struct {
     const char *name;
-    Format stream;   /* residual stream, and all tensors without a column of their own */
-    Format saved;    /* norm inputs kept for backward */
-    Format qkv;      /* q, k, v kept for backward */
-    Format att;      /* attention output kept for backward */
-    Format hidden;   /* gate and up kept for backward */
-    Format operand;  /* GEMM operands: activations and weights */
-    Format gradient; /* GEMM operands: gradients */
+    Format residual;         /* residual stream, and all tensors without a column of their own */
+    Format saved_norm_input; /* norm inputs kept for backward */
+    Format saved_qkv;        /* q, k, v kept for backward */
+    Format saved_attention;  /* attention output kept for backward */
+    Format saved_mlp;        /* gate and up kept for backward */
+    Format operand;          /* GEMM operands: activations and weights */
+    Format gradient;         /* GEMM operands: gradients */
     /* the logits' gradient: FP8: both GEMMs of the head's backward are FP8, else in the stream's
      * format */
     Format head;

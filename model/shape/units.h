@@ -66,8 +66,8 @@ typedef enum {
     WITH_PROJECTOR_OUT,
     WITH_PROJECTOR_OUT_BIAS
 } Condition;
-/* SIZE_OUTPUTS: all outputs of the parts (q, k, v; gate, up) of the linear layer that the parameter
- * has; SIZE_LORA_RANKS: lora.rank times the number of these parts. */
+/* SIZE_OUTPUTS: all outputs of the projections (q, k, v; gate, up) of the linear layer that the
+ * parameter has; SIZE_LORA_RANKS: lora.rank times the number of these projections. */
 typedef enum {
     SIZE_ONE,
     SIZE_MODEL,

@@ -13,7 +13,7 @@
 struct BlockPass {
     int set, unit, slot[2];
     bool backward, leaves;
-    /* the pass whose piece comes into this slot afterwards; -1: none does */
+    /* the pass whose save comes into this slot afterwards; -1: none does */
     int comes[2];
 };
 
@@ -24,7 +24,7 @@ static bool saves_activations(const Model *m, int u)
 
 static bool moves(const Model *m)
 {
-    return m->offload.slots < m->offload.pieces;
+    return m->offload.slots < m->offload.saves;
 }
 
 static Acts *acts_of(const Model *m, int set, int unit)
@@ -39,35 +39,35 @@ int offload_least_slots(const Model *m)
     return MIN_SLOTS + (m->num_sets > 1);
 }
 
-int offload_pieces(const Model *m, const ParamStore *store)
+int offload_saves(const Model *m, const ParamStore *store)
 {
-    int pieces = 0;
+    int saves = 0;
     for (int chunk = 0; chunk < store->pipe.chunks; chunk++) {
         const UnitRange units = pipeline_units(&store->pipe, m->text.config, chunk);
         const int in_flight = pipeline_in_flight(&store->pipe, chunk);
         for (int u = units.first; u < units.end; u++)
-            pieces += saves_activations(m, u) ? in_flight : 0;
+            saves += saves_activations(m, u) ? in_flight : 0;
     }
-    return pieces;
+    return saves;
 }
 
-/* Some pieces have slots for good, as evenly spread as can be; all others share the first `ring`
+/* Some saves have slots for good, as evenly spread as can be; all others share the first `ring`
  * slots. The last blocks of two sets that follow each other are two slots apart. */
 static int slot_of(const Model *m, int set, int number, int *after)
 {
     const Offload *o = &m->offload;
     const int ring = m->num_sets > 1 ? offload_least_slots(m) : o->slots;
-    const int before = (int)((long)number * (o->slots - ring) / o->pieces);
-    if ((long)(number + 1) * (o->slots - ring) / o->pieces > before)
+    const int before = (int)((long)number * (o->slots - ring) / o->saves);
+    if ((long)(number + 1) * (o->slots - ring) / o->saves > before)
         return ring + before;
-    return (2 * set + ring * o->pieces - (*after)++) % ring;
+    return (2 * set + ring * o->saves - (*after)++) % ring;
 }
 
 void offload_plan_slots(Model *m, const ParamStore *store)
 {
     int number = 0;
     for (int set = 0; set < m->num_sets && moves(m); set++) {
-        /* pieces of the set that share slots, in blocks after this one */
+        /* saves of the set that share slots, in blocks after this one */
         int after = 0;
         for (int chunk = store->pipe.chunks - 1; chunk >= 0; chunk--) {
             const UnitRange units = pipeline_units(&store->pipe, m->text.config, chunk);
@@ -112,7 +112,7 @@ static int list_passes(BlockPass *p, const Model *m, const ParamStore *store,
     return n;
 }
 
-static bool same_piece(const BlockPass *a, const BlockPass *b)
+static bool same_save(const BlockPass *a, const BlockPass *b)
 {
     return a->set == b->set && a->unit == b->unit;
 }
@@ -129,7 +129,7 @@ static void find_moves(BlockPass *pass, int count, const Model *m, const ParamSt
         for (int k = 0; k < 2 && p->slot[k] >= 0; k++) {
             const int n = next[p->slot[k]];
             const bool is_own = n >= 0 && pass[n].backward && pass[n].slot[0] == p->slot[k];
-            if (is_own && k == 0 && !p->backward && same_piece(p, &pass[n]))
+            if (is_own && k == 0 && !p->backward && same_save(p, &pass[n]))
                 p->leaves = false;
             else if (is_own)
                 p->comes[k] = n;
@@ -155,7 +155,7 @@ static BlockPass *passes_of(const Model *m, const ParamStore *store, const Pipel
     return pass;
 }
 
-/* The pieces that leave at some time of a whole step. With fewer micro-batches no others do. */
+/* The saves that leave at some time of a whole step. With fewer micro-batches no others do. */
 void offload_plan(Model *m, const ParamStore *store)
 {
     Offload *o = &m->offload;

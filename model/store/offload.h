@@ -1,14 +1,14 @@
 /* Offloads saved activations to the host [Rhu et al. 2016, vDNN, arXiv 1602.08124]. What forward
- * saves of one block for one micro-batch is a piece of memory. On the device it is in a slot. If
- * there are fewer slots than pieces, a piece leaves for the host after its forward pass and returns
+ * saves of one block for one micro-batch is one save. On the device it is in a slot. If
+ * there are fewer slots than saves, a save leaves for the host after its forward pass and returns
  * before its backward pass, on queues of their own. The order of passes is known in advance
  * (pipeline.h), and so is the next pass in each slot:
  *
  *     a pass of block l     uses its own slot, and the slot of block l + 1, whose input it writes
- *     after a forward pass  the piece leaves, unless its own backward pass is the next in the slot
- *     before a pass         compute waits until the old pieces have left its slots, and until its
- *                           own piece has returned
- *     after a pass          each of its slots gets the piece whose backward pass is next there
+ *     after a forward pass  the save leaves, unless its own backward pass is the next in the slot
+ *     before a pass         compute waits until the old saves have left its slots, and until its
+ *                           own save has returned
+ *     after a pass          each of its slots gets the save whose backward pass is next there
  *
  * Blocks below the first trained unit have no backward pass and do not leave. Passes without a
  * backward pass move nothing.
@@ -17,7 +17,7 @@
  * leave. Three slots let copies overlap with computation: one block computes, one leaves or
  * returns, and one has the next input. Pipeline stages have more micro-batches in flight: a
  * forward pass is followed by a backward pass of another micro-batch, which needs a fourth slot.
- * Each further slot belongs to one piece, which never leaves. The host has space for each piece
+ * Each further slot belongs to one save, which never leaves. The host has space for each save
  * that leaves. */
 #pragma once
 #include "model/shape/buffers.h"
@@ -28,13 +28,13 @@ enum { MIN_SLOTS = 3 };
 /* The fewest slots with which copies overlap. */
 int offload_least_slots(const Model *m);
 
-/* Number of pieces: blocks of this stage times micro-batches in flight. */
-int offload_pieces(const Model *m, const ParamStore *store);
+/* Number of saves: blocks of this stage times micro-batches in flight. */
+int offload_saves(const Model *m, const ParamStore *store);
 
-/* Chooses the slot of each piece, if there are fewer slots than pieces. */
+/* Chooses the slot of each save, if there are fewer slots than saves. */
 void offload_plan_slots(Model *m, const ParamStore *store);
 
-/* offload_plan: once all pieces have sizes, counts those that leave (offload.leaving) and gives
+/* offload_plan: once all saves have sizes, counts those that leave (offload.leaving) and gives
  * each a place in host memory. offload_host_bytes: the bytes of all these places. */
 void offload_plan(Model *m, const ParamStore *store);
 size_t offload_host_bytes(const Model *m);

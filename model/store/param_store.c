@@ -68,7 +68,7 @@ static bool is_in_buffer(const Step *way)
 /* The format of the unit's buffer. */
 static Format buffer_format(const ParamStore *store, int u)
 {
-    return store->shape[u].kind->is_layer ? store->recipe.operand : store->recipe.stream;
+    return store->shape[u].kind->is_layer ? store->recipe.operand : store->recipe.residual;
 }
 
 /* Only operands have another gather_input than what is stored. */
@@ -97,7 +97,7 @@ static bool goes_as_sharded(const ParamStore *store, int u, const Param *p, cons
 static const Step *find_way(const ParamStore *store, int u, const Param *p)
 {
     const Format buffer = buffer_format(store, u),
-                 computes = p->is_operand ? store->recipe.operand : store->recipe.stream;
+                 computes = p->is_operand ? store->recipe.operand : store->recipe.residual;
     const Stored stored = p->region == QUANTIZED && store->base_format == BASE_NF4      ? GROUPS
                           : format_equal(gather_input_of(store, u, p).format, computes) ? SAME
                           : p->region == QUANTIZED                                      ? CODES
@@ -275,7 +275,7 @@ static void place_small(ParamStore *store, Arena *a)
     store->scales = alloc_elements(a, f32, SCALE_FLOATS * (operands[TRAINED] + operands[FROZEN]));
     store->quantized_scales = alloc_elements(a, f32, quantized);
     store->trained_scales = (int)(SCALE_FLOATS * operands[TRAINED]);
-    store->replicated = alloc_elements(a, store->recipe.stream, replicated);
+    store->replicated = alloc_elements(a, store->recipe.residual, replicated);
     store->square_sum = arena_alloc(a, sizeof *store->square_sum);
 }
 

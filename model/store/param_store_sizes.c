@@ -102,11 +102,12 @@ ShardChoice store_shard_choice(const ParamStore *store)
     return p;
 }
 
-size_t update_part = 32 << 20;
+size_t update_bucket = 32 << 20;
 
-/* A part is a whole operand if its master weights are on the host, since all of it has one scale;
- * else update_part elements. The last group of a state may include padding after the parameter. */
-size_t store_update_part_bytes(const ParamStore *store)
+/* A bucket is a whole operand if its master weights are on the host, since all of it has one scale;
+ * else update_bucket elements. The last group of a state may include padding after the
+ * parameter. */
+size_t store_update_bucket_bytes(const ParamStore *store)
 {
     size_t most = 0, first;
     for (int u = 0; u < store->num_units; u++)
@@ -115,15 +116,15 @@ size_t store_update_part_bytes(const ParamStore *store)
             const bool master = store_on_host(store, u, HOST_MASTER),
                        moments = store_on_host(store, u, HOST_MOMENTS);
             const size_t all = param_align(shard_part(&store->shard[u], p, &first));
-            const size_t n = !master && all > update_part ? update_part : all;
-            Arena part = { 0 };
+            const size_t n = !master && all > update_bucket ? update_bucket : all;
+            Arena bucket = { 0 };
             if (p->region != TRAINED || n == 0)
                 continue;
             if (master)
-                tensor_alloc(&part, store->recipe.master, 1, (int)n);
+                tensor_alloc(&bucket, store->recipe.master, 1, (int)n);
             for (int k = 0; moments && k < store->optimizer->num_states; k++)
-                tensor_alloc(&part, store->shard[u].state[k].format, 1, (int)n);
-            most = part.used > most ? part.used : most;
+                tensor_alloc(&bucket, store->shard[u].state[k].format, 1, (int)n);
+            most = bucket.used > most ? bucket.used : most;
         }
     return (most + 255) & ~(size_t)255;
 }

@@ -33,10 +33,10 @@ size_t store_host_bytes(const ParamStore *store, Hosted h);
 /* The choice with which the store was planned, except `slots`, which is 0. */
 ShardChoice store_shard_choice(const ParamStore *store);
 
-/* A part that the optimizer updates has up to update_part elements, a multiple of PARAM_ALIGN.
- * Tests make it small, so that small parameters have several parts. */
-extern size_t update_part;
-size_t store_update_part_bytes(const ParamStore *store); /* of the largest part */
+/* A bucket, which the optimizer updates at once, has up to update_bucket elements, a multiple of
+ * PARAM_ALIGN. Tests make it small, so that small parameters have several buckets. */
+extern size_t update_bucket;
+size_t store_update_bucket_bytes(const ParamStore *store); /* of the largest bucket */
 /* (1, n), elements of t, a flat tensor of this slice, from element `first` of the region on. */
 Tensor slice_view(const Slice *s, Tensor t, size_t first, size_t n);
 /* n stored elements of a parameter that this rank owns, from the `first` of these on. */

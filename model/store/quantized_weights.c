@@ -44,14 +44,14 @@ static void cut_groups(Nf4PlainGroup *to, const Param *p, Nf4 from)
     const Param whole = param_whole(p);
     const size_t cols = (size_t)p->cols, all_cols = (size_t)whole.cols;
     size_t group = 0, from_group = 0;
-    for (int i = 0; i < p->num_parts; i++) {
-        const Part part = p->part[i], all = whole.part[i];
-        for (size_t block = 0, at; block < (size_t)part.rows * cols / NF4_BLOCK; block++) {
-            param_run(p, (size_t)part.first * cols + block * NF4_BLOCK, &at);
+    for (int i = 0; i < p->num_projections; i++) {
+        const Projection projection = p->projection[i], all = whole.projection[i];
+        for (size_t block = 0, at; block < (size_t)projection.rows * cols / NF4_BLOCK; block++) {
+            param_run(p, (size_t)projection.first * cols + block * NF4_BLOCK, &at);
             at = (at - (size_t)all.first * all_cols) / NF4_BLOCK;
             nf4_copy_block(to, group * BLOCKS + block, from, from_group * BLOCKS + at);
         }
-        group += nf4_groups((size_t)part.rows, cols);
+        group += nf4_groups((size_t)projection.rows, cols);
         from_group += nf4_groups((size_t)all.rows, all_cols);
     }
 }
@@ -92,14 +92,15 @@ static void store_nf4(ParamStore *store, int u, const Param *p, Tensor whole)
 {
     const Param all = param_whole(p);
     char *groups = device_alloc(whole_bytes(store, p)), *next = groups;
-    for (int i = 0; i < p->num_parts; i++) {
-        const Tensor part = tensor_rows(whole, all.part[i].first, all.part[i].rows);
-        const size_t n = nf4_groups((size_t)part.rows, (size_t)part.cols);
+    for (int i = 0; i < p->num_projections; i++) {
+        const Tensor projection =
+            tensor_rows(whole, all.projection[i].first, all.projection[i].rows);
+        const size_t n = nf4_groups((size_t)projection.rows, (size_t)projection.cols);
         if (is_plain(store))
-            nf4_quantize_plain((Nf4PlainGroup *)next, part, 0, n);
+            nf4_quantize_plain((Nf4PlainGroup *)next, projection, 0, n);
         else {
-            nf4_offset(store->square_sum, part);
-            nf4_quantize((Nf4Group *)next, part, store->square_sum, 0, n);
+            nf4_offset(store->square_sum, projection);
+            nf4_quantize((Nf4Group *)next, projection, store->square_sum, 0, n);
         }
         next += n * nf4_group_bytes(is_plain(store));
     }

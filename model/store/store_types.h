@@ -175,10 +175,10 @@ typedef struct {
     /* weights are gathered, or fetched from the host, on a queue of their own, ahead of their use
      * */
     bool overlaps;
-    /* memory that the optimizer's step may use: at least UPDATE_BUFFERS times update_part_bytes, or
-     * muon_bytes */
+    /* memory that the optimizer's step may use: at least UPDATE_BUFFERS times update_bucket_bytes,
+     * or muon_bytes */
     void *staging;
-    size_t update_part_bytes, staging_bytes;
+    size_t update_bucket_bytes, staging_bytes;
     DeviceMark *updated;
     Transfer *reduced; /* the latest reduction of gradients; NULL: there is none yet */
 } ParamStore;
@@ -201,7 +201,8 @@ typedef struct {
     Pipeline pipe; /* stages 0: there is one */
 } ShardChoice;
 
-/* States on the host come to the device part by part for the optimizer, in one of three buffers. */
+/* States on the host come to the device bucket by bucket for the optimizer, in one of three
+ * buffers. */
 enum { UPDATE_BUFFERS = 3 };
 
 /* The first NUM_ROTATING buffers are used by several units, one after the other. Then each unit has

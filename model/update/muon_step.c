@@ -59,19 +59,19 @@ static void choose_owners(Matrices *all, int ranks, double *work)
     }
 }
 
-/* The matrices of a unit: the parts of its parameters, of q, k and v with optimizer.per_head each
- * head. */
+/* The matrices of a unit: the projections of its parameters; of q, k and v with optimizer.per_head
+ * each head. */
 static Matrices list_matrices(const ParamStore *store, const Config *c, int u)
 {
     Matrices all = { 0 };
     for (const Param *p = store->shape[u].param;
          p < store->shape[u].param + store->shape[u].num_params; p++)
-        for (int i = 0; muon_steps(store, p) && i < p->num_parts; i++) {
+        for (int i = 0; muon_steps(store, p) && i < p->num_projections; i++) {
             const bool heads = c->optimizer.per_head && p->linear == LINEAR_QKV;
-            const int rows = heads ? c->model.head_dim : p->part[i].rows;
-            for (int first = 0; first < p->part[i].rows; first += rows) {
+            const int rows = heads ? c->model.head_dim : p->projection[i].rows;
+            for (int first = 0; first < p->projection[i].rows; first += rows) {
                 all.matrix = xrealloc(all.matrix, ((size_t)all.count + 1) * sizeof *all.matrix);
-                all.matrix[all.count++] = (Matrix){ p, p->part[i].first + first, rows, -1 };
+                all.matrix[all.count++] = (Matrix){ p, p->projection[i].first + first, rows, -1 };
             }
         }
     return all;

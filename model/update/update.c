@@ -1,11 +1,11 @@
 /* The gradient norm, and the optimizer's step over the shards.
  *
- * States and master weights on the host come to the device part by part and go back, next to the
- * step of other parts:
+ * States and master weights on the host come to the device bucket by bucket and go back, next to
+ * the step of other buckets:
  *
- *     fetch queue      part i + 1
- *     compute queue    part i          the optimizer, and codes of what it made
- *     offload queue    part i - 1 */
+ *     fetch queue      bucket i + 1
+ *     compute queue    bucket i          the optimizer, and codes of what it made
+ *     offload queue    bucket i - 1 */
 #include "model/update/update.h"
 
 #include <math.h>
@@ -79,59 +79,60 @@ typedef struct {
     size_t first, n;
     Tensor master, state[MAX_STATES];
     bool master_on_host, states_on_host;
-} UpdatePart;
+} UpdateBucket;
 
 typedef struct {
-    UpdatePart *part;
+    UpdateBucket *bucket;
     int count;
-} Parts;
+} Buckets;
 
-static void add_part(ParamStore *store, Parts *all, int u, const Param *p, size_t first, size_t n)
+static void add_bucket(ParamStore *store, Buckets *all, int u, const Param *p, size_t first,
+                       size_t n)
 {
     const Shard *s = &store->shard[u];
     const size_t at = p->offset + first;
-    UpdatePart *part = &all->part[all->count++];
-    *part = (UpdatePart){ .unit = u,
-                          .param = p,
-                          .first = first,
-                          .n = n,
-                          .master_on_host = store_on_host(store, u, HOST_MASTER) && n > 0,
-                          .states_on_host = store_on_host(store, u, HOST_MOMENTS) && n > 0 };
+    UpdateBucket *bucket = &all->bucket[all->count++];
+    *bucket = (UpdateBucket){ .unit = u,
+                              .param = p,
+                              .first = first,
+                              .n = n,
+                              .master_on_host = store_on_host(store, u, HOST_MASTER) && n > 0,
+                              .states_on_host = store_on_host(store, u, HOST_MOMENTS) && n > 0 };
     if (n == 0)
         return;
-    part->master = slice_view(&s->slice[TRAINED], s->slice[TRAINED].stored, at, n);
+    bucket->master = slice_view(&s->slice[TRAINED], s->slice[TRAINED].stored, at, n);
     for (int k = 0; k < store->optimizer->num_states; k++) {
         const Slice own = shard_state(s, k);
         if (store->optimizer->state[k].of != (p->is_operand ? STATE_OF_OTHERS : STATE_OF_MATRICES))
-            part->state[k] = slice_view(&own, s->state[k], at, n);
+            bucket->state[k] = slice_view(&own, s->state[k], at, n);
     }
 }
 
 /* Includes parameters that have no element on this rank, if the scale of their codes is one of all
  * ranks. */
-static void add_parts(ParamStore *store, Parts *all, int u, const Param *p)
+static void add_buckets(ParamStore *store, Buckets *all, int u, const Param *p)
 {
     const size_t group = largest_group(store, &store->shard[u]);
     const bool whole =
         store_on_host(store, u, HOST_MASTER) || !store_on_host(store, u, HOST_MOMENTS);
     size_t first, n = shard_part(&store->shard[u], p, &first);
     for (size_t done = 0; done < n || (n == 0 && done == 0 && store_encodes(store, u, p));
-         done += update_part) {
-        size_t count = !whole && n - done > update_part ? update_part : n - done;
+         done += update_bucket) {
+        size_t count = !whole && n - done > update_bucket ? update_bucket : n - done;
         if (group)
             count = (count + group - 1) / group * group;
-        all->part = xrealloc(all->part, sizeof *all->part * ((size_t)all->count + 1));
-        add_part(store, all, u, p, first + done, count);
+        all->bucket = xrealloc(all->bucket, sizeof *all->bucket * ((size_t)all->count + 1));
+        add_bucket(store, all, u, p, first + done, count);
         if (whole)
             return;
     }
 }
 
-/* Large ones first, on all ranks in the same order: a part comes while one of the same size
+/* Large ones first, on all ranks in the same order: a bucket comes while one of the same size
  * goes. */
-static int compare_parts(const void *x, const void *y)
+static int compare_buckets(const void *x, const void *y)
 {
-    const UpdatePart *a = x, *b = y;
+    const UpdateBucket *a = x, *b = y;
     const size_t n = param_numel(a->param), k = param_numel(b->param);
     if (n != k)
         return n < k ? 1 : -1;
@@ -142,22 +143,22 @@ static int compare_parts(const void *x, const void *y)
     return (a->first > b->first) - (a->first < b->first);
 }
 
-static Parts list_parts(ParamStore *store)
+static Buckets list_buckets(ParamStore *store)
 {
-    Parts all = { 0 };
+    Buckets all = { 0 };
     for (int u = 0; u < store->num_units; u++)
         for (int i = 0; i < store->shape[u].num_params; i++)
             if (store->shape[u].param[i].region == TRAINED &&
                 !muon_steps(store, &store->shape[u].param[i]))
-                add_parts(store, &all, u, &store->shape[u].param[i]);
+                add_buckets(store, &all, u, &store->shape[u].param[i]);
     if (all.count > 0)
-        qsort(all.part, (size_t)all.count, sizeof *all.part, compare_parts);
+        qsort(all.bucket, (size_t)all.count, sizeof *all.bucket, compare_buckets);
     return all;
 }
 
 /* ---- what is on the host --------------------------------------------------------------------- */
 
-static bool moves(const UpdatePart *p)
+static bool moves(const UpdateBucket *p)
 {
     return p->master_on_host || p->states_on_host;
 }
@@ -183,19 +184,21 @@ static Tensor copy_tensor(Arena *buffer, Tensor t, Direction d)
     return staged;
 }
 
-/* The part as it is in its buffer, one of UPDATE_BUFFERS. */
-static UpdatePart copy_part(const ParamStore *store, const UpdatePart *p, int buffer, Direction d)
+/* The bucket as it is in its buffer, one of UPDATE_BUFFERS. */
+static UpdateBucket copy_bucket(const ParamStore *store, const UpdateBucket *p, int buffer,
+                                Direction d)
 {
-    Arena arena = { .memory = (char *)store->staging + (size_t)buffer * store->update_part_bytes };
-    UpdatePart staged = *p;
+    Arena arena = { .memory =
+                        (char *)store->staging + (size_t)buffer * store->update_bucket_bytes };
+    UpdateBucket staged = *p;
     trace_begin(d == TO_DEVICE ? "fetch" : "offload", p->unit);
     if (p->master_on_host)
         staged.master = copy_tensor(&arena, p->master, d);
     for (int k = 0; p->states_on_host && k < store->optimizer->num_states; k++)
         staged.state[k] = copy_tensor(&arena, p->state[k], d);
     trace_end();
-    CHECK(arena.used <= store->update_part_bytes, "a part of the update takes %zu bytes of %zu",
-          arena.used, store->update_part_bytes);
+    CHECK(arena.used <= store->update_bucket_bytes, "a part of the update takes %zu bytes of %zu",
+          arena.used, store->update_bucket_bytes);
     return staged;
 }
 
@@ -206,85 +209,88 @@ static Tensor elements(Tensor t, size_t first, size_t n)
     return t.data ? slice_view(&(Slice){ 0 }, t, first, n) : t;
 }
 
-/* Random bits of stochastic rounding depend on where an element is in the whole parameter: parts of
- * rows are `skip` apart there, and each of several parts of rows, as q, k and v, has a step of its
- * own. */
-static void step_runs(const ParamStore *store, StepParams step, const UpdatePart *part)
+/* Random bits of stochastic rounding depend on where an element is in the whole parameter: buckets
+ * of rows are `skip` apart there, and each of several buckets of rows, as q, k and v, has a step of
+ * its own. */
+static void step_runs(const ParamStore *store, StepParams step, const UpdateBucket *bucket)
 {
-    const Param *p = part->param;
-    const Shard *s = &store->shard[part->unit];
+    const Param *p = bucket->param;
+    const Shard *s = &store->shard[bucket->unit];
     const bool in_rows = p->tensor_ranks > 1 && p->split == SPLIT_COLUMNS,
                at_once = in_rows || p->tensor_ranks == 1;
     if (in_rows)
-        step.parts = (RowParts){ .width = (unsigned)p->cols,
-                                 .start = (unsigned)(part->first % (size_t)p->cols),
-                                 .skip = (uint64_t)p->cols * (uint64_t)(p->tensor_ranks - 1) };
-    for (size_t done = 0, n, at; done < part->n; done += n) {
+        step.numbering = (Numbering){ .width = (unsigned)p->cols,
+                                      .start = (unsigned)(bucket->first % (size_t)p->cols),
+                                      .skip = (uint64_t)p->cols * (uint64_t)(p->tensor_ranks - 1) };
+    for (size_t done = 0, n, at; done < bucket->n; done += n) {
         Tensor state[MAX_STATES];
-        n = param_run(p, part->first + done, &at);
-        n = at_once || n > part->n - done ? part->n - done : n;
+        n = param_run(p, bucket->first + done, &at);
+        n = at_once || n > bucket->n - done ? bucket->n - done : n;
         for (int k = 0; k < store->optimizer->num_states; k++)
-            state[k] = elements(part->state[k], done, n);
+            state[k] = elements(bucket->state[k], done, n);
         const Tensor grad =
-            slice_view(&s->slice[TRAINED], s->grad, p->offset + part->first + done, n);
-        store->optimizer->step(elements(part->master, done, n), state, grad, &step,
-                               store->shape[part->unit].first + p->number + at);
+            slice_view(&s->slice[TRAINED], s->grad, p->offset + bucket->first + done, n);
+        store->optimizer->step(elements(bucket->master, done, n), state, grad, &step,
+                               store->shape[bucket->unit].first + p->number + at);
     }
 }
 
-static void step_part(ParamStore *store, const Config *c, StepParams step, const UpdatePart *part)
+static void step_bucket(ParamStore *store, const Config *c, StepParams step,
+                        const UpdateBucket *bucket)
 {
-    const Shard *s = &store->shard[part->unit];
-    const Param *p = part->param;
+    const Shard *s = &store->shard[bucket->unit];
+    const Param *p = bucket->param;
     const bool decays = p->is_vector      ? c->optimizer.decay_norm_and_bias
                         : p->is_embedding ? c->optimizer.decay_embeddings
                                           : true;
-    if (store->shape[part->unit].kind->is_projector && c->optimizer.projector_lr > 0)
+    if (store->shape[bucket->unit].kind->is_projector && c->optimizer.projector_lr > 0)
         step.lr *= c->optimizer.projector_lr / c->optimizer.lr;
     step.weight_decay = decays ? c->optimizer.weight_decay : 0;
-    if (part->n > 0)
-        step_runs(store, step, part);
-    if (store_encodes(store, part->unit, p)) {
-        Tensor own = part->master;
+    if (bucket->n > 0)
+        step_runs(store, step, bucket);
+    if (store_encodes(store, bucket->unit, p)) {
+        Tensor own = bucket->master;
         size_t first;
         own.cols = (int)shard_part(s, p, &first);
-        fsdp_encode(store, part->unit, p, own);
+        fsdp_encode(store, bucket->unit, p, own);
     }
 }
 
 typedef struct {
-    UpdatePart staged[UPDATE_BUFFERS];
-    /* allowed when the part before is on the host again */
+    UpdateBucket staged[UPDATE_BUFFERS];
+    /* allowed when the bucket before is on the host again */
     Transfer fetch[UPDATE_BUFFERS];
     DeviceMark *computed;
 } UpdateBuffers;
 
-/* Before the first part the fetch queue waits for the compute queue: the memory of the buffers is
+/* Before the first bucket the fetch queue waits for the compute queue: the memory of the buffers is
  * that of activations. */
-static void fetch_part(const ParamStore *store, UpdateBuffers *s, const UpdatePart *p, int number)
+static void fetch_bucket(const ParamStore *store, UpdateBuffers *s, const UpdateBucket *p,
+                         int number)
 {
     const int buffer = number % UPDATE_BUFFERS;
     if (number == 0)
         s->computed = device_follow(QUEUE_FETCH, s->computed);
     transfer_start(&s->fetch[buffer], QUEUE_FETCH);
-    s->staged[buffer] = copy_part(store, p, buffer, TO_DEVICE);
+    s->staged[buffer] = copy_bucket(store, p, buffer, TO_DEVICE);
     transfer_end(&s->fetch[buffer]);
 }
 
-/* Waits until the next part is on the device: on the host its first scales may share a 32-bit word
- * with this part's last. Copies still go both ways, since the part after that is already being
- * fetched. */
-static void return_part(const ParamStore *store, UpdateBuffers *s, const UpdatePart *p, int number)
+/* Waits until the next bucket is on the device: on the host its first scales may share a 32-bit
+ * word with this bucket's last. Copies still go both ways, since the bucket after that is already
+ * being fetched. */
+static void return_bucket(const ParamStore *store, UpdateBuffers *s, const UpdateBucket *p,
+                          int number)
 {
     const int buffer = number % UPDATE_BUFFERS;
     s->computed = device_follow(QUEUE_OFFLOAD, s->computed);
     device_wait(s->fetch[(number + 1) % UPDATE_BUFFERS].done);
-    copy_part(store, p, buffer, TO_HOST);
+    copy_bucket(store, p, buffer, TO_HOST);
     transfer_allow(&s->fetch[buffer]);
     device_queue(QUEUE_COMPUTE);
 }
 
-/* Operations queued after this find all parts on the host again, and their buffers free. */
+/* Operations queued after this find all buckets on the host again, and their buffers free. */
 static void close_buffers(UpdateBuffers *s)
 {
     for (int i = 0; i < UPDATE_BUFFERS; i++) {
@@ -303,25 +309,25 @@ void optimizer_step(ParamStore *store, const Config *c, long step, double lr, do
                                 .grad_scale = grad_scale,
                                 .update = ++store->counts.updates,
                                 .seed = random_bits(c->seed, step) };
-    Parts all = list_parts(store);
+    Buckets all = list_buckets(store);
     UpdateBuffers buffers = { 0 };
-    int fetched = 0, stepped = 0; /* parts that move */
+    int fetched = 0, stepped = 0; /* buckets that move */
     for (int i = 0, ahead = 0; i < all.count; i++) {
         for (; ahead < all.count && ahead <= i + 1; ahead++)
-            if (moves(&all.part[ahead]))
-                fetch_part(store, &buffers, &all.part[ahead], fetched++);
-        const UpdatePart *p = &all.part[i];
+            if (moves(&all.bucket[ahead]))
+                fetch_bucket(store, &buffers, &all.bucket[ahead], fetched++);
+        const UpdateBucket *p = &all.bucket[i];
         if (!moves(p)) {
-            step_part(store, c, params, p);
+            step_bucket(store, c, params, p);
             continue;
         }
         transfer_wait(&buffers.fetch[stepped % UPDATE_BUFFERS], "states", p->unit);
-        step_part(store, c, params, &buffers.staged[stepped % UPDATE_BUFFERS]);
-        return_part(store, &buffers, p, stepped++);
+        step_bucket(store, c, params, &buffers.staged[stepped % UPDATE_BUFFERS]);
+        return_bucket(store, &buffers, p, stepped++);
     }
     close_buffers(&buffers);
     if (store->optimizer->orthogonalizes)
         muon_step(store, c, &params);
-    free(all.part);
+    free(all.bucket);
     store_updated(store);
 }

@@ -1,4 +1,4 @@
-#include "model/run/mixture.h"
+#include "model/run/mixture_state.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -7,14 +7,14 @@
 #include "kernels/runtime/error.h"
 #include "model/update/schedule.h"
 
-void mix_describe(TrainState *state, const Config *c, const Loader *l)
+void mixture_describe(TrainState *state, const Config *c, const Loader *l)
 {
     state->num_mix = c->data.num_mix;
     for (int i = 0; i < c->data.num_mix; i++) {
-        MixedSource *m = &state->mix[i];
-        *m = (MixedSource){ .weight = mix_weight(c->data.mix[i].ratio),
-                            .fingerprint = loader_source_fingerprint(l, i),
-                            .content = loader_source_content(l, i) };
+        MixtureSourceState *m = &state->mix[i];
+        *m = (MixtureSourceState){ .weight = mixture_weight(c->data.mix[i].ratio),
+                                   .fingerprint = loader_source_fingerprint(l, i),
+                                   .content = loader_source_content(l, i) };
         strcpy(m->name, c->data.mix[i].name);
     }
 }
@@ -28,13 +28,13 @@ static int find(const TrainState *then, const char *name)
     return -1;
 }
 
-static bool same_files(const MixedSource *a, uint64_t fingerprint, DataHashes content)
+static bool same_files(const MixtureSourceState *a, uint64_t fingerprint, DataHashes content)
 {
     return a->fingerprint == fingerprint && a->content.tokens == content.tokens &&
            a->content.masks == content.masks;
 }
 
-const char *mix_other_files(const TrainState *then, const TrainState *now)
+const char *mixture_other_files(const TrainState *then, const TrainState *now)
 {
     for (int i = 0; i < now->num_mix; i++) {
         const int k = find(then, now->mix[i].name);
@@ -58,7 +58,7 @@ static bool same_mixture(const TrainState *then, const TrainState *now)
     return sources == now->num_mix;
 }
 
-static SourcePosition position_of(const MixedSource *m, const TrainState *then)
+static SourcePosition position_of(const MixtureSourceState *m, const TrainState *then)
 {
     const int k = find(then, m->name);
     if (k >= 0 && same_files(m, then->mix[k].fingerprint, then->mix[k].content))
@@ -68,9 +68,9 @@ static SourcePosition position_of(const MixedSource *m, const TrainState *then)
     return (SourcePosition){ 0 };
 }
 
-void mix_continue(TrainState *now, const TrainState *then)
+void mixture_continue(TrainState *now, const TrainState *then)
 {
-    const bool same = same_mixture(then, now) && !mix_other_files(then, now);
+    const bool same = same_mixture(then, now) && !mixture_other_files(then, now);
     const int count = now->num_mix;
     now->loader = (LoaderState){ 0 };
     for (int i = 0; i < count; i++) {
@@ -78,7 +78,7 @@ void mix_continue(TrainState *now, const TrainState *then)
         if (!same)
             now->loader.source[i].mixed = 0;
     }
-    for (int k = 0; k < then->num_mix && now->num_mix < MIX_MOST; k++)
+    for (int k = 0; k < then->num_mix && now->num_mix < MIXTURE_MOST; k++)
         if (find(now, then->mix[k].name) < 0) {
             const SourcePosition *p = &then->loader.source[k];
             now->mix[now->num_mix] = then->mix[k];
@@ -87,14 +87,14 @@ void mix_continue(TrainState *now, const TrainState *then)
         }
 }
 
-void mix_check(const Loader *l, long steps)
+void mixture_check(const Loader *l, long steps)
 {
     char *lack = loader_lack(l, (uint64_t)steps);
     if (lack)
         die("%s", lack);
 }
 
-long mix_steps(const Config *c, const Loader *l, const char *key, double epochs)
+long mixture_steps(const Config *c, const Loader *l, const char *key, double epochs)
 {
     const double given = (double)loader_given(l), all = given + (double)loader_left(l),
                  batch = c->global_train_batch_size;
@@ -109,7 +109,7 @@ long mix_steps(const Config *c, const Loader *l, const char *key, double epochs)
     return (long)fmax(floor((epochs * all - given) / batch + 1e-9), 0);
 }
 
-void mix_print(const Config *c, const TrainState *now, const Loader *l, long last_step)
+void mixture_print(const Config *c, const TrainState *now, const Loader *l, long last_step)
 {
     double all = 0;
     if (c->data.num_mix > 0 && now->step > 0 && loader_given(l) == 0)

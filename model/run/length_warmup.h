@@ -8,4 +8,4 @@
 
 /* (b->sequences, T): where the sequences and documents of the step after r->state.step begin; valid
  * until the next call. */
-const uint8_t *pieces_begins(Run *r, const Batch *b);
+const uint8_t *length_warmup_begins(Run *r, const Batch *b);

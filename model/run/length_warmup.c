@@ -1,9 +1,9 @@
-#include "model/run/pieces.h"
+#include "model/run/length_warmup.h"
 
 #include "kernels/runtime/error.h"
 #include "model/update/schedule.h"
 
-const uint8_t *pieces_begins(Run *r, const Batch *b)
+const uint8_t *length_warmup_begins(Run *r, const Batch *b)
 {
     const Config *c = r->config;
     const int T = c->model.max_sequence_length, length = schedule_length(c, r->state.step + 1);

@@ -1,5 +1,5 @@
 /* data.mix: a list of sources of training data. */
-#include "model/config/data_mix.h"
+#include "model/config/data_mixture.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -56,7 +56,7 @@ static void check_source(Reader *r, const char *where, const DataSource *s)
     check_local(r, "data.mix", s->files.label_mask_paths, s->files.num_label_mask_paths);
 }
 
-void data_mix_read(Reader *r)
+void data_mixture_read(Reader *r)
 {
     Config *c = &r->s->c;
     YamlNode *list = reader_is_unread(c, "data.mix") ? NULL : yaml_find(r->root, "data.mix");
@@ -82,14 +82,14 @@ void data_mix_read(Reader *r)
     }
 }
 
-void data_mix_free(Config *c)
+void data_mixture_free(Config *c)
 {
     for (int i = 0; i < c->data.num_mix; i++)
         reader_free_element(&c->data.mix[i], SOURCE_PREFIX);
     free(c->data.mix);
 }
 
-void data_mix_print(FILE *f, const Config *c)
+void data_mixture_print(FILE *f, const Config *c)
 {
     fputs(c->data.num_mix ? "\n" : " []\n", f);
     for (int i = 0; i < c->data.num_mix; i++) {

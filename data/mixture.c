@@ -4,7 +4,7 @@
  * come earliest does: earliest deadline first keeps every deadline, since the shares sum to 1
  * [Baruah et al. 1996, "Proportionate progress"]. Sources with the same deadline come in random
  * order: equal shares are no fixed pattern, in which a rank of two would read one source only. */
-#include "data/mix.h"
+#include "data/mixture.h"
 
 #include "data/hash.h"
 
@@ -13,20 +13,20 @@
 
 typedef unsigned __int128 Uint128;
 
-uint64_t mix_weight(double ratio)
+uint64_t mixture_weight(double ratio)
 {
     return (uint64_t)llround(ratio * 1e9);
 }
 
-void mix_add(Mix *m, const char *name, double ratio, uint64_t seed)
+void mixture_add(Mixture *m, const char *name, double ratio, uint64_t seed)
 {
     const int s = m->count++;
-    m->weight[s] = mix_weight(ratio);
+    m->weight[s] = mixture_weight(ratio);
     m->salt[s] = hash_bytes(hash_bytes(HASH_OF_NOTHING, &seed, sizeof seed), name, strlen(name));
     m->all += m->weight[s];
 }
 
-static uint64_t sum(const Mix *m, const uint64_t taken[])
+static uint64_t sum(const Mixture *m, const uint64_t taken[])
 {
     uint64_t n = 0;
     for (int s = 0; s < m->count; s++)
@@ -49,7 +49,7 @@ static uint64_t dice(uint64_t position, uint64_t salt)
     return x ^ x >> 31;
 }
 
-int mix_next(const Mix *m, const uint64_t taken[])
+int mixture_next(const Mixture *m, const uint64_t taken[])
 {
     const uint64_t n = sum(m, taken);
     uint64_t first_deadline = UINT64_MAX, lowest = 0;
@@ -68,13 +68,13 @@ int mix_next(const Mix *m, const uint64_t taken[])
     return best;
 }
 
-uint64_t mix_needs(const Mix *m, const uint64_t taken[], int s, uint64_t instances)
+uint64_t mixture_needs(const Mixture *m, const uint64_t taken[], int s, uint64_t instances)
 {
     const uint64_t end = share(sum(m, taken) + instances, m->weight[s], m->all, true);
     return end > taken[s] ? end - taken[s] : 0;
 }
 
-uint64_t mix_lasts(const Mix *m, const uint64_t taken[], int s, uint64_t left)
+uint64_t mixture_lasts(const Mixture *m, const uint64_t taken[], int s, uint64_t left)
 {
     const uint64_t n = sum(m, taken), end = share(taken[s] + left, m->all, m->weight[s], false);
     return end > n ? end - n : 0;
