@@ -181,15 +181,15 @@ static Nf4 from_group(Nf4 x, size_t first)
 }
 
 /* Parts of these rows from random tensors. */
-static Nf4 make_plain(int num_parts, const int *rows, int cols, uint64_t seed)
+static Nf4 make_plain(int num_tensors, const int *rows, int cols, uint64_t seed)
 {
-    Nf4 x = { .num_tensors = num_parts };
+    Nf4 x = { .num_tensors = num_tensors };
     size_t groups = 0;
-    for (int i = 0; i < num_parts; i++)
+    for (int i = 0; i < num_tensors; i++)
         groups += nf4_groups((size_t)rows[i], (size_t)cols);
     Nf4PlainGroup *to = make_f32((int)groups, sizeof *to / sizeof(float)).data;
     x.plain = to;
-    for (int i = 0; i < num_parts; i++) {
+    for (int i = 0; i < num_tensors; i++) {
         const Tensor w = make_filled(i % 2 ? H : F, rows[i], cols, seed + (uint64_t)i, -0.7f, 0.9f);
         const size_t n = nf4_groups((size_t)rows[i], (size_t)cols);
         x.rows[i] = rows[i];

@@ -295,7 +295,7 @@ static BlockResult run_block(const char *recipe)
     return r;
 }
 
-static void free_result(BlockResult *r)
+static void free_block(BlockResult *r)
 {
     free(r->branches), free(r->dx), free(r->dw), free(r->shape.param);
 }
@@ -323,9 +323,9 @@ TEST(test_block)
         printf("\n");
         assert_true(y <= 0.08);
         assert_true(worst <= 0.17);
-        free_result(&found);
+        free_block(&found);
     }
-    free_result(&exact);
+    free_block(&exact);
 }
 
 int main(void)

@@ -134,6 +134,6 @@ bool unit_plain_nf4(const UnitLayout *u);
 Nf4 param_nf4(const Param *p, const void *groups, bool plain);
 size_t param_nf4_groups(const Param *p);
 
-/* The output columns of a linear layer that have an adapter, without its weights; num_parts 0:
- * none. */
+/* The output columns of a linear layer that have an adapter, without its weights; num_projections
+ * 0: none. */
 LoraMatrix adapter_projections(const ModelConfig *c, Linear linear);

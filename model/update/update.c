@@ -209,9 +209,9 @@ static Tensor elements(Tensor t, size_t first, size_t n)
     return t.data ? slice_view(&(Slice){ 0 }, t, first, n) : t;
 }
 
-/* Random bits of stochastic rounding depend on where an element is in the whole parameter: buckets
- * of rows are `skip` apart there, and each of several buckets of rows, as q, k and v, has a step of
- * its own. */
+/* Random bits of stochastic rounding depend on where an element is in the whole parameter: runs of
+ * rows are `skip` apart there, and each of several runs of rows, as q, k and v, has a step of its
+ * own. */
 static void step_runs(const ParamStore *store, StepParams step, const UpdateBucket *bucket)
 {
     const Param *p = bucket->param;
