@@ -78,14 +78,14 @@ def make_questions(root):
     os.makedirs(f"{root}/tasks", exist_ok=True)
     for task, name in {"learned": DOCUMENTS[0], "held_out": DOCUMENTS[1]}.items():
         words = open(name, encoding="utf-8").read().split()
-        parts = [words[i:i + 24] for i in range(0, len(words) - 24, 12)]
+        parts = [words[i:i + 16] for i in range(0, len(words) - 16, 16)][:40]
         with open(f"{root}/tasks/{task}.jsonl", "w", encoding="utf-8") as here, \
                 open(f"{root}/tasks/{task}-there.jsonl", "w", encoding="utf-8") as there:
             here.write(json.dumps({"task": task, "metric": "len_norm", "questions": len(parts)}) + "\n")
             for i, part in enumerate(parts):
-                context, gold = " ".join(part[:18]), i % 4
-                choices = [" ".join(parts[(i + 7 * j) % len(parts)][18:18 + 3 + (i + j) % 4]) for j in range(1, 4)]
-                choices.insert(gold, " ".join(part[18:]))
+                context, gold = " ".join(part[:10]), i % 4
+                choices = [" ".join(parts[(i + 7 * j) % len(parts)][10:10 + 3 + (i + j) % 4]) for j in range(1, 4)]
+                choices.insert(gold, " ".join(part[10:]))
                 there.write(json.dumps({"context": context, "choices": choices, "gold": gold}) + "\n")
                 before = tokenizer.encode(context).ids
                 after = [tokenizer.encode(" " + choice).ids for choice in choices]

