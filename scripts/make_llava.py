@@ -112,11 +112,15 @@ def text_files(folder, rows):
 
 
 def tower_files(folder):
+    """The tower's tensors under their names in a LLaVA folder. transformers 5 saves a tower alone without the prefix vision_model."""
+    files = read_files(folder)
+    prefixed = any(name.startswith(("vision_model.", "vision_tower.")) for file in files for name in file)
+    alone = read_json(folder, "config.json").get("model_type") in KINDS.values() and not prefixed
     found = {}
-    for file in read_files(folder):
-        for name, one in file.items():
-            if name.startswith(("vision_model.", "vision_tower.")):
-                found[name if name.startswith("vision_tower.") else "vision_tower." + name] = one
+    for name, one in (item for file in files for item in file.items()):
+        bare = name.removeprefix("vision_tower.").removeprefix("vision_model.")
+        if alone or bare != name:
+            found["vision_tower.vision_model." + bare] = one
     if not found:
         raise Bad(f"{folder}: it has no vision_model.*; expected a folder of CLIP or SigLIP, or of LLaVA")
     return found

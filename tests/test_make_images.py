@@ -205,6 +205,21 @@ class ImagesTest(Images):
         self.assertEqual(made["multi_modal_projector.linear_1.weight"].shape, [32, 24])
         self.assertAlmostEqual(weights.std() * (3 * 24) ** 0.5, 1, delta=4 / (2 * 32 * 24) ** 0.5)     # 4 deviations of it
 
+    def test_llava_of_a_tower_alone(self):
+        """transformers 5 saves a CLIP or SigLIP tower without the prefix vision_model, transformers 4 with it."""
+        text, whole = self.text_model(), os.path.join(TOP, "tests", "golden", "llava-qwen3-tied")
+        tensors = {name.removeprefix("vision_tower.vision_model."): one for name, one in make_llava.read_files(whole)[0].items()
+                   if name.startswith("vision_tower.")}
+        for prefix in ("", "vision_model."):
+            tower, output = os.path.join(self.top, f"tower{prefix}"), os.path.join(self.top, f"llava{prefix}")
+            os.mkdir(tower)
+            self.dump(make_llava.tower_config(whole), tower, "config.json")
+            make_llava.write_file(os.path.join(tower, "model.safetensors"), {prefix + name: one for name, one in tensors.items()})
+            self.join("--text", text, "--tower", tower, output)
+            made = {name: one for file in make_llava.read_files(output) for name, one in file.items() if name.startswith("vision_tower.")}
+            self.assertEqual({name: self.values(one) for name, one in made.items()},
+                             {"vision_tower.vision_model." + name: self.values(one) for name, one in tensors.items()})
+
     def test_llava_of_pixels(self):
         output = os.path.join(self.top, "llava")
         self.join("--text", self.text_model(), "--pixels", "2", "--size", "4", output)
