@@ -86,7 +86,7 @@ void check_logit_codes(const char *op, Tensor gradient, Tensor logits)
           "%s: the gradient is %s; expected e4m3 or e5m2", op, format_name(gradient.format));
 }
 
-/* Formats that tensor cores multiply; true if FP8. */
+/* Checks that tensor cores can multiply a and b into `out`. Returns true if a and b are FP8. */
 static bool check_gemm(const char *op, Tensor out, Tensor a, Tensor b)
 {
     const Format f = a.format, g = b.format;
@@ -196,7 +196,8 @@ void check_attention(const char *op, Tensor y, Tensor qkv, Attention a, Document
           "%s: a document of %d tokens in sequences of %d", op, docs.longest, a.T);
 }
 
-/* With keys in x each rank has heads.K of its key heads, or its only one with others. */
+/* If rows of x contain keys, each rank gets heads.K key heads of its own, or one key head that
+ * several ranks share. */
 int check_exchange(const char *op, Tensor y, Tensor x, Attention heads)
 {
     const int ranks = x.rows > 0 ? y.rows / x.rows : 0, q = heads.H * heads.D,
@@ -215,7 +216,7 @@ int check_exchange(const char *op, Tensor y, Tensor x, Attention heads)
     return shared;
 }
 
-/* Ranges of the rows of a tensor. */
+/* Checks that all ranges lie within the rows of t. */
 static void check_ranges(const char *op, const char *name, Tensor t, const RowRange *range,
                          int count)
 {

@@ -1,4 +1,4 @@
-/* Maps, codes and constants of adamw8bit, the same for both back ends. */
+/* The maps, codes and constants of adamw8bit. Both back ends use this file. */
 #include "kernels/dynamic8.h"
 
 #include <math.h>
@@ -8,16 +8,16 @@
 
 enum { CODES = 256, DECADES = 7, ZERO = 127 }; /* ZERO: the code of 0 in the signed map */
 
-/* Point i of `points` evenly spaced points in [0.1, 1], as torch.linspace computes it in F32: from
- * the nearer end, with one rounding. */
+/* Returns point i of `points` evenly spaced points in [0.1, 1], as torch.linspace computes it in
+ * F32: from the nearer end, with one rounding. */
 static float divide_decade(int i, int points)
 {
     const float step = (1 - 0.1f) / (float)(points - 1);
     return i < points / 2 ? fmaf(step, (float)i, 0.1f) : fmaf(-step, (float)(points - 1 - i), 1);
 }
 
-/* Decade i has 2^i values (2^(i+1) in the unsigned map): the midpoints of as many equal parts of
- * [0.1, 1], times 10^(i-6). */
+/* Fills the map. Decade i has 2^i values, or 2^(i+1) in the unsigned map. The values are the
+ * midpoints of equal parts of [0.1, 1], one part per value, times 10^(i-6). */
 static void fill_map(float *map, bool is_signed)
 {
     static const double decade[DECADES] = { 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1 };
@@ -92,9 +92,9 @@ static uint32_t rank_of(uint32_t bits, DType d)
     return (uint32_t)dynamic8_encode(x, d) - (d == DYNAMIC8 ? ZERO : 0);
 }
 
-/* Where the rank grows from r to r + 1 at the float with the bits s, the entry (r + 1) 2^16 - s
- * makes bits + entry cross a multiple of 2^16. If it does not grow, s is the first float after
- * those with these upper bits. */
+/* Fills `steps`. If the rank grows from r to r + 1 at the float with the bits s, the entry is (r +
+ * 1) 2^16 - s, so that bits + entry crosses a multiple of 2^16 there. If the rank does not grow, s
+ * is the first float after those with these upper bits. */
 void dynamic8_steps(uint32_t steps[DYNAMIC8_STEPS], DType d)
 {
     for (uint32_t i = 0; i < DYNAMIC8_STEPS; i++) {

@@ -12,7 +12,7 @@ static inline float bf16_decode(uint16_t code)
     return x;
 }
 
-/* To nearest, ties to even; NaN: 0x7fff. */
+/* Rounds to nearest, ties to even. NaN becomes 0x7fff. */
 static inline uint16_t bf16_encode(float x)
 {
     uint32_t u;
@@ -21,27 +21,26 @@ static inline uint16_t bf16_encode(float x)
 }
 
 float fp8_decode(uint8_t code, DType d);
-/* rounds to nearest, ties to even; saturates, also infinities; NaN becomes 0x7f */
+/* rounds to nearest, ties to even; saturates, including infinities; NaN becomes 0x7f */
 uint8_t fp8_encode(float x, DType d);
 float fp8_max(DType d);               /* largest finite value: 448 or 57344 */
-float fp8_scale(float amax, DType d); /* S of a whole tensor, F32 */
-float fp8_headroom(DType d);          /* h of scale_is_reused: 2 or 8 */
-/* S of a group of a moment without expansion: BF16, rounded up */
+float fp8_scale(float amax, DType d); /* F32 scale S of a whole tensor */
+float fp8_headroom(DType d);          /* the h of scale_is_reused: 2 or 8 */
+/* S of a moment's group without expansion: BF16, rounded up */
 uint16_t fp8_moment_scale(float amax, DType d);
 
-/* S of a group of activations in a byte, chosen so that the group's largest value is almost exact;
- * 255: NaN. */
+/* Returns the S of a group of activations, in a byte. S is chosen so that the group's largest value
+ * is almost exact. 255 stands for NaN. */
 uint8_t fp8_group_scale(float amax, DType d);
 float fp8_group_value(uint8_t scale, DType d);
 
-/* S and k of an expanded group in 32 bits: S with 24, as F32 without sign and its last 7 bits,
- * rounded up; k = 1/16 .. 16 with
- * 8. NOTE: a maximum cannot fall by less than the resolution of S, and a moment with beta2 = 0.999
- *    falls by 2^-10 a step. */
+/* Returns S and k of an expanded group in 32 bits. S has 24 bits: F32 without its sign and its last
+ * 7 bits, rounded up. k has 8 bits, for 1/16 to 16. NOTE: a maximum cannot fall by less than the
+ * resolution of S, and a moment with beta2 = 0.999 falls by 2^-10 a step. */
 uint32_t fp8_pair(float amax, float k, DType d);
 float fp8_pair_scale(uint32_t pair);
 float fp8_pair_power(uint32_t pair);
-/* k of a group whose magnitudes lie between b and a. */
+/* Returns k of a group whose magnitudes lie between b and a. */
 float fp8_expansion_power(float a, float b, DType d);
 
 float abs_max(const float *x, size_t n); /* NaN counts as 0 */

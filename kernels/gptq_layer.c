@@ -1,5 +1,5 @@
-/* GPTQ of one layer, from its operations and GEMMs. GEMMs take whole matrices, so that there are
- * few shapes; they also sum over the zero half of C. */
+/* GPTQ of one layer, built from its operations and from GEMMs. The GEMMs take whole matrices, so
+ * that there are few shapes. So they also sum over the half of C that is zero. */
 #include "kernels/gptq_layer.h"
 
 #include <math.h>
@@ -13,14 +13,14 @@
 static const Tensor NONE = { 0 };
 enum { MORE_DAMPING = 10, TRIES = 4 };
 
-/* Device memory while a layer is worked on. */
+/* Device memory for the work on one layer. */
 typedef struct {
     void *memory;
-    Tensor m, c;             /* (I,I): see gptq_factor; CT */
-    Tensor e, y;             /* (O,I): W - scale * code; e C */
+    Tensor m, c;             /* m (I,I): see gptq_factor; c (I,I): CT */
+    Tensor e, y;             /* e (O,I): W - scale * code; y (O,I): e C */
     Tensor sums;             /* (O,GPTQ_COLUMNS) */
-    float *diagonal, *total; /* (I); [1] */
-    int *order, *failed;     /* (I); [1] */
+    float *diagonal, *total; /* (I); one element */
+    int *order, *failed;     /* (I); one element */
 } Work;
 
 static void place(Work *k, Arena *a, int O, int I)
@@ -61,7 +61,7 @@ static int by_falling_value(const void *a, const void *b)
     return x->value != y->value ? (x->value < y->value ? 1 : -1) : x->column - y->column;
 }
 
-/* Sets k->order; returns the mean of the diagonal. */
+/* Sets k->order. Returns the mean of the diagonal. */
 static double choose_order(const Work *k, Tensor h, bool ordered)
 {
     const size_t I = (size_t)h.rows;
@@ -93,7 +93,8 @@ static int rows_from(int first, int all)
     return all - first < GPTQ_COLUMNS ? all - first : GPTQ_COLUMNS;
 }
 
-/* From the last columns to the first. False: H is not positive definite. */
+/* Computes the factor from the last columns to the first. Returns false if H is not positive
+ * definite. */
 static bool factorize(const Work *k, Tensor h, double damping)
 {
     const int I = h.rows;
@@ -110,7 +111,7 @@ static bool factorize(const Work *k, Tensor h, double damping)
     return !failed;
 }
 
-/* Returns the first damping that gives a factor; 0: none did. */
+/* Returns the first damping that gives a factor, or 0 if no damping does. */
 static double find_factor(const Work *k, Tensor h, double mean, double damping)
 {
     for (int i = 0; i < TRIES && isfinite(mean); i++, damping *= MORE_DAMPING)
@@ -137,7 +138,7 @@ static void choose_codes(const Work *k, int8_t *codes, Tensor values, GptqWeight
     }
 }
 
-/* |e C|^2 */
+/* Returns |e C|^2. */
 static double measure(const Work *k)
 {
     float total;

@@ -1,4 +1,4 @@
-/* The map of NF4 and the checks of its operations, the same for both back ends. */
+/* The map of NF4 and the checks of its operations. Both back ends use this file. */
 #include "kernels/nf4_map.h"
 
 #include <math.h>

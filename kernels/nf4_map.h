@@ -1,16 +1,19 @@
 /* NF4 with double quantization, as QLoRA and bitsandbytes define it [Dettmers et al. 2023, arXiv
- * 2305.14314, sec. 3; bitsandbytes 0.49, quantize_4bit with compress_statistics on a GPU]. A block
- * is 64 consecutive elements of a tensor in row-major order; absmax is its largest magnitude, and
- * each element becomes absmax times the nearest of 16 values. The tensor's offset, the mean of its
- * absmaxes, is subtracted from them. `nested` is the largest magnitude among 256 such differences,
- * and each becomes nested times the nearest of 256 values (DYNAMIC8, kernels/dynamic8.h, without
- * its rule of signs). x / max is x (1/max), with quotient and product rounded to F32. In a block of
- * zeros that is NaN, whose code is 0: its elements become -1 times its rounded absmax. DIFFERS: the
- * mean is a sum in F64, rounded once; bitsandbytes' is a sum in F32, in torch's order. 1/max is
- * rounded to nearest; on a GPU bitsandbytes approximates it. On a CPU bitsandbytes differs in three
- * ways: where a midpoint of two of the 16 values is no F32; it rounds quotients to BF16 in the last
- * block of a BF16 tensor if that is not full; and it uses -1 for the lowest of the 256 values,
- * which is -0.993. */
+ * 2305.14314, sec. 3; bitsandbytes 0.49, quantize_4bit with compress_statistics on a GPU].
+ *
+ * A block is 64 consecutive elements of a tensor in row-major order. absmax is its largest
+ * magnitude, and each element becomes absmax times the nearest of 16 values. The tensor's offset,
+ * the mean of its absmaxes, is subtracted from the absmaxes. `nested` is the largest magnitude
+ * among 256 such differences, and each difference becomes nested times the nearest of 256 values
+ * (DYNAMIC8, kernels/dynamic8.h, without its rule of signs). x / max is computed as x (1/max), with
+ * quotient and product rounded to F32. In a block of zeros the result is NaN, whose code is 0, so
+ * its elements become -1 times its rounded absmax.
+ *
+ * DIFFERS: the mean is a sum in F64, rounded once; in bitsandbytes it is a sum in F32, in torch's
+ * order. 1/max is rounded to nearest; on a GPU bitsandbytes approximates it. On a CPU bitsandbytes
+ * differs in three ways. Its codes differ at a midpoint of two of the 16 values that is not an F32
+ * number. In the last block of a BF16 tensor, if this block is not full, it rounds quotients to
+ * BF16. For the lowest of the 256 values, which is -0.993, it uses -1. */
 #pragma once
 #include "kernels/random.h"
 #include "kernels/tensor.h"
@@ -18,26 +21,26 @@
 enum { NF4_BLOCK = 64, NF4_GROUP = 256 * NF4_BLOCK };
 
 /* NF4_GROUP consecutive elements of a tensor as stored. The last group of a tensor is padded with
- * zeros. Value of element i: nf4_map()[code] * (nested * map[absmax[i / 64]] + offset), each
- * operation rounded to F32. */
+ * zeros. Element i has the value nf4_map()[code] * (nested * map[absmax[i / 64]] + offset), where
+ * each operation is rounded to F32. */
 typedef struct {
-    uint8_t codes[NF4_GROUP / 2]; /* element 2i in the high half of byte i */
+    uint8_t codes[NF4_GROUP / 2]; /* element 2i is in the high half of byte i */
     uint8_t absmax[NF4_GROUP / NF4_BLOCK];
-    float nested, offset; /* offset: of the tensor, repeated in each group */
-    uint32_t unused[2];   /* 0: groups are 16-byte aligned */
+    float nested, offset; /* offset: that of the tensor, repeated in each group */
+    uint32_t unused[2];   /* always 0; pads groups to multiples of 16 bytes */
 } Nf4Group;
 
-/* The same without double quantization: absmax is stored as F32. */
+/* A group without double quantization. absmax is stored as F32. */
 typedef struct {
     uint8_t codes[NF4_GROUP / 2];
     float absmax[NF4_GROUP / NF4_BLOCK];
 } Nf4PlainGroup;
 
-/* A matrix of up to three tensors, one below the other, with rows[i] rows each: the groups of the
- * first tensor, then of the next. */
+/* A matrix of up to three tensors, one below the other. Tensor i has rows[i] rows. The groups of
+ * the first tensor come first, then those of the next tensor. */
 typedef struct {
-    const Nf4Group *group;      /* device memory, 16-byte aligned; NULL: ... */
-    const Nf4PlainGroup *plain; /* ... these are used */
+    const Nf4Group *group;      /* device memory, 16-byte aligned; NULL: `plain` is used */
+    const Nf4PlainGroup *plain; /* device memory, 16-byte aligned */
     int num_tensors, rows[3];
 } Nf4;
 
@@ -53,28 +56,29 @@ static inline size_t nf4_groups(size_t rows, size_t cols) /* number of groups of
 
 const float *nf4_map(void); /* 16 values, ascending, indexed by code */
 
-/* *offset, a float of device memory = the mean of the absmaxes of w, a whole tensor in F32 or
- * BF16. */
+/* *offset = the mean of the absmaxes of w. offset is in device memory; w is a whole tensor in F32
+ * or BF16. */
 void nf4_offset(float *offset, Tensor w);
 
-/* Groups first .. first + count - 1 of the whole tensor w, with its offset; plain: without double
- * quantization. */
+/* nf4_quantize computes groups first .. first + count - 1 of the whole tensor w, with its offset.
+ * nf4_quantize_plain computes them without double quantization. */
 void nf4_quantize(Nf4Group *to, Tensor w, const float *offset, size_t first, size_t count);
 void nf4_quantize_plain(Nf4PlainGroup *to, Tensor w, size_t first, size_t count);
 
-/* y (rows, cols) = the matrix, in F32 or BF16, rounded once to nearest even; or as FP8 codes with
- * y's one scale, where y.data or y.data_t may be NULL: not written. */
+/* y (rows, cols) = the matrix, in F32 or BF16, rounded once to nearest even, or as FP8 codes with
+ * y's one scale. In FP8 y.data or y.data_t may be NULL; a NULL copy is not written. */
 void nf4_dequantize(Tensor y, Nf4 x);
 
-/* *amax, a float of device memory = the larger of *amax and the largest magnitude in groups first
- * .. first + count - 1 of the matrix x (.., cols): the largest absmax of its blocks, since one
- * element of each block is 1 or -1 times absmax. x.group or x.plain points to group `first`. */
+/* *amax = the larger of *amax and the largest magnitude in groups first .. first + count - 1 of the
+ * matrix x (.., cols). amax is in device memory. The largest magnitude is the largest absmax of the
+ * blocks, because one element of each block is 1 or -1 times absmax. x.group or x.plain points to
+ * group `first`. */
 void nf4_amax(float *amax, Nf4 x, int cols, size_t first, size_t count);
 
 /* ---- for both back ends ---------------------------------------------------------------------- */
 
-/* The code of x = w (1/absmax): that of the nearest value. The midpoint of two values, rounded to
- * F32, goes to the lower one. */
+/* Returns the code of x = w (1/absmax), which is that of the nearest value. The midpoint of two
+ * values, rounded to F32, gets the lower code. */
 HOST_DEVICE static inline uint8_t nf4_nearest(const float *map, float x)
 {
     int code = 0;
@@ -83,7 +87,7 @@ HOST_DEVICE static inline uint8_t nf4_nearest(const float *map, float x)
     return (uint8_t)code;
 }
 
-/* Number of blocks in a group of the matrix x (.., cols), a partial one included. */
+/* Returns the number of blocks in a group of the matrix x (.., cols), including a partial block. */
 HOST_DEVICE static inline int nf4_blocks(Nf4 x, int cols, size_t group)
 {
     for (int i = 0; i < x.num_tensors; i++) {
@@ -99,17 +103,18 @@ HOST_DEVICE static inline int nf4_blocks(Nf4 x, int cols, size_t group)
     return 0;
 }
 
-/* On the host. nf4_absmax: that of block `block` of group `group`, as it decodes. nf4_copy_block:
- * block i of plain groups = block k of x, both counted from the first block of the first group. */
+/* On the host. nf4_absmax returns the absmax of block `block` of group `group`, as it is decoded.
+ * nf4_copy_block sets block i of plain groups to block k of x. Both numbers are counted from the
+ * first block of the first group. */
 float nf4_absmax(Nf4 x, size_t group, size_t block);
 void nf4_copy_block(Nf4PlainGroup *to, size_t i, Nf4 x, size_t k);
 
-/* On the host. nf4_encode_group: a group of n elements x of a tensor with this offset.
- * nf4_encode_blocks: codes, which must be 0 before, and absmaxes of its blocks; returns the number
- * of blocks. */
+/* On the host. nf4_encode_group encodes a group of n elements x of a tensor with this offset.
+ * nf4_encode_blocks writes the codes, which must be 0 before, and the absmaxes of a group's blocks.
+ * nf4_encode_blocks returns the number of blocks. */
 void nf4_encode_group(Nf4Group *to, const float *x, size_t n, float offset);
 size_t nf4_encode_blocks(uint8_t *codes, float *absmax, const float *x, size_t n);
 
-/* Die if arguments of these operations are invalid. */
+/* These functions die if arguments of NF4's operations are invalid. */
 void nf4_check_source(const char *op, Tensor w, size_t first, size_t count);
 void nf4_check_matrix(const char *op, Tensor y, Nf4 x);

@@ -1,9 +1,10 @@
-/* The operations as programs call them. Each reports its accesses to the watch, if there is one,
- * and calls the back end. */
+/* The operations as programs call them. Each operation reports its accesses to the watch, if one is
+ * set, and calls the back end. */
 #include "kernels/backend.h"
 #include "kernels/runtime/operations.h"
 
-/* ---- the words of operation_list.h ----------------------------------------------------------- */
+/* ---- the words of the last column of operation_list.h
+ * ----------------------------------------- */
 
 static bool has_one_scale(Format f)
 {
@@ -32,7 +33,8 @@ static Access scales(Tensor t, unsigned how)
                   how);
 }
 
-/* Rows of a cache; all of a cache that is too small, which the operation itself reports. */
+/* Returns rows of a cache. If the cache is too small, returns the whole cache; the operation itself
+ * reports the error. */
 static Tensor cached(Tensor t, int first, int rows)
 {
     return first + rows <= t.rows ? tensor_rows(t, first, rows) : t;
@@ -46,14 +48,15 @@ static size_t groups_of(Nf4 x, int cols)
     return count;
 }
 
-/* Floats per token: rstd of each head of q and k, or of q and of k; 0 without a norm. */
+/* Returns the floats of statistics per token: the rstd of each head of q and k, or of q and of k; 0
+ * without a norm. */
 static size_t qk_stats(Tensor qnorm, Attention a)
 {
     return !qnorm.data ? 0 : a.H > 1 && qnorm.cols == a.D ? (size_t)(a.H + a.K) : 2;
 }
 
-/* Pairs of a query and a key that it sees, in all documents; without documents, in a.B sequences of
- * a.T. */
+/* Returns the number of pairs of a query and a key that it sees, in all documents. Without
+ * documents, these are a.B sequences of a.T tokens. */
 static double seen_pairs(Attention a, Documents docs)
 {
     const int count = docs.count ? docs.count : a.B;
@@ -73,13 +76,14 @@ static int bits_of(Tensor t)
     return 8 * (int)dtype_size(t.format.dtype);
 }
 
-/* A product of `rows` x depth and depth x cols, of operands as x. */
+/* Returns the FLOPs of a product of a matrix (rows, depth) by a matrix (depth, cols), whose
+ * operands have the format of x. */
 static Access products(double rows, double cols, double depth, Tensor x)
 {
     return (Access){ NULL, (size_t)(2 * rows * cols * depth), (unsigned)(MULTIPLIES + bits_of(x)) };
 }
 
-/* The columns of each row of a symmetric product that are computed, in the mean. */
+/* Returns the mean number of columns that are computed in a row of a symmetric product. */
 static double symmetric_columns(Tensor y)
 {
     return symmetric_in_blocks(y.rows) ? 0.625 * y.rows : y.rows;
@@ -87,7 +91,7 @@ static double symmetric_columns(Tensor y)
 
 #define NOTHING { 0 }
 #define PRODUCTS(rows, cols, depth, x) products(rows, cols, depth, x)
-/* `times` products with all keys that queries see. */
+/* The FLOPs of `times` products with all keys that queries see. */
 #define PRODUCTS_OF_KEYS(times, a, docs, x) products((times) * seen_pairs(a, docs), (a).H, (a).D, x)
 #define WITH_NEIGHBOUR(n) { NULL, RANKS_PIPELINE, OVER_RANKS + (unsigned)(n) }
 #define OVER(g) { NULL, (size_t)(g), OVER_RANKS }
@@ -96,30 +100,30 @@ static double symmetric_columns(Tensor y)
 #define CODES(t, how) codes(t, how)
 #define TRANSPOSED(t, how) transposed(t, how)
 
-/* A tensor that is read. FP8 with one scale: IN reads data, IN_TRANSPOSED data_t. No tensor:
- * nothing. */
+/* A tensor that is read. Of an FP8 tensor with one scale, IN reads data, and IN_TRANSPOSED reads
+ * data_t. An absent tensor adds nothing. */
 #define IN_IF(condition, t) codes(t, (condition) ? READS : 0), scales(t, (condition) ? READS : 0)
 #define IN(t) IN_IF(true, t)
 #define IN_TRANSPOSED_IF(condition, t) \
     (has_one_scale((t).format) ? transposed : codes)(t, (condition) ? READS : 0), \
         scales(t, (condition) ? READS : 0)
 #define IN_TRANSPOSED(t) IN_TRANSPOSED_IF(true, t)
-/* A tensor that is read, and to which the product may be added. */
+/* A tensor that is read, and to which the operation may add an adapter's product. */
 #define IN_WITH(t, product) \
     IN(t), codes(t, (product).xa.data ? SPOILS : 0), IN((product).xa), IN((product).m.w)
 
-/* A tensor that is written; OUT_AS_SCALED keeps its scale, unless it has groups. The scale comes
- * with its scale_amax. */
+/* A tensor that is written. OUT_AS_SCALED keeps the tensor's scale, unless the tensor has groups.
+ * scale_amax is accessed together with the scale. */
 #define SCALE(t) scales(t, WRITES), memory((t).scale_amax, sizeof(float), READS | WRITES)
 #define OUT(t) codes(t, WRITES), transposed(t, WRITES), SCALE(t)
 #define OUT_AS_SCALED(t) \
     codes(t, WRITES), transposed(t, WRITES), scales(t, has_one_scale((t).format) ? READS : WRITES)
-/* Column factors. An operation that writes a tensor either keeps factors and scale, or replaces
- * both. */
+/* Column factors. An operation that writes a tensor either keeps the factors and the scale, or
+ * replaces both. */
 #define CHANNELS_IF(condition, t, how) FLOATS((t).channel, (t).cols, 1, (condition) ? (how) : 0)
 #define CHANNELS_OUT(t) CHANNELS_IF(true, t, scale_is_reused(t) ? READS : WRITES)
-/* What a gather writes: all of whole, of `size` parts, but for part number `rank` where that is in
- * place. */
+/* What an all-gather writes: `whole`, which consists of `size` parts, except part number `rank` if
+ * that part is in place. */
 #define GATHERED(whole, part, bytes, rank, size) \
     memory(whole, (bytes) * (size_t)(rank), WRITES), \
         memory((const char *)(whole) + (bytes) * (size_t)(rank), bytes, \
@@ -128,7 +132,7 @@ static double symmetric_columns(Tensor y)
         memory((const char *)(whole) + (bytes) * ((size_t)(rank) + 1), \
                (bytes) * (size_t)((size) - (rank) - 1), WRITES)
 #define SPOILED(t) codes(t, SPOILS)
-/* A gradient that accumulates, or is overwritten while it is empty. */
+/* A gradient that accumulates. An empty gradient is overwritten. */
 #define SUM(t) codes(t, (t).empty ? WRITES : READS | WRITES)
 
 #define GROUPS(x, count) \

@@ -1,6 +1,7 @@
-/* OP(name, parameters, arguments, what it reads and writes): one row for each operation. kernels.h,
- * nf4.h, gptq.h, collectives.h or runtime/device.h specify it; operations.c defines the words of
- * the last column, which also names products and ranks.
+/* OP(name, parameters, arguments, accesses): one row for each operation. kernels.h, nf4_map.h,
+ * gptq_layer.h, collectives.h or runtime/device.h specifies the operation. operation_calls.c
+ * defines the words of the last column, which names the memory that the operation reads and writes,
+ * its matrix products and its ranks.
  *
  * test_operations finds accesses that a row forgets: it lets each operation see only the memory
  * that its row names. */

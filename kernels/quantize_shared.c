@@ -1,4 +1,4 @@
-/* quantize and scale_is_reused, the same for both back ends. */
+/* quantize and scale_is_reused, which both back ends use. */
 #include "kernels/backend.h"
 #include "kernels/check.h"
 #include "kernels/kernels.h"
@@ -24,7 +24,7 @@ void backend_quantize_with_amax(Tensor y, Tensor x, const float *amax)
         return;
     }
     if (format_is_fp8(y.format) && !y.format.group) {
-        if (format_equal(y.format, x.format)) /* copies codes: no second rounding */
+        if (format_equal(y.format, x.format)) /* copies the codes, without a second rounding */
             backend_device_copy(y.scale, x.scale, sizeof(float));
         else if (scale_is_reused(y)) {
             backend_quantize_in_range(y, x);

@@ -1,5 +1,6 @@
 /* Counter-based random numbers: number i of a seed depends only on (seed, i). So any thread can
- * make any of them, a resumed run makes the same ones, and both back ends make the same bits. */
+ * compute any number, a resumed run computes the same numbers, and both back ends compute the same
+ * bits. */
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -11,11 +12,11 @@
 #define HOST_DEVICE
 #endif
 
-/* An odd number near 2^64 / golden ratio: multiples of it, modulo 2^64, are spread evenly. */
+/* An odd number near 2^64 / golden ratio. Its multiples, modulo 2^64, are spread evenly. */
 #define RANDOM_GOLDEN UINT64_C(0x9e3779b97f4a7c15)
 
-/* A bijection in which every input bit affects every output bit. [Steele, Lea & Flood 2014,
- * SplitMix64] */
+/* A bijection in which every input bit affects every output bit [Steele, Lea & Flood 2014,
+ * SplitMix64]. */
 HOST_DEVICE static inline uint64_t random_mix(uint64_t x)
 {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -23,15 +24,15 @@ HOST_DEVICE static inline uint64_t random_mix(uint64_t x)
     return x ^ (x >> 31);
 }
 
-/* The sequence of a seed. The seed is mixed, so that seeds that differ by 1 give unrelated
+/* Returns the sequence of a seed. The seed is mixed, so that seeds that differ by 1 give unrelated
  * sequences. */
 HOST_DEVICE static inline uint64_t random_sequence(uint64_t seed)
 {
     return random_mix(seed + RANDOM_GOLDEN);
 }
 
-/* Number i of a sequence, as 64 or as 16 random bits. Four consecutive 16-bit numbers are the parts
- * of one 64-bit number. */
+/* Both functions return number i of a sequence, as 64 or as 16 random bits. Four consecutive 16-bit
+ * numbers are the parts of one 64-bit number. */
 HOST_DEVICE static inline uint64_t random_bits_of(uint64_t sequence, uint64_t i)
 {
     return random_mix(sequence ^ (i * RANDOM_GOLDEN));
@@ -42,7 +43,7 @@ HOST_DEVICE static inline uint32_t random_16_of(uint64_t sequence, uint64_t i)
     return (uint32_t)(random_bits_of(sequence, i / 4) >> (16 * (i % 4))) & 0xffffu;
 }
 
-/* The same for a seed. */
+/* The two functions above, for a seed instead of its sequence. */
 HOST_DEVICE static inline uint64_t random_bits(uint64_t seed, uint64_t i)
 {
     return random_bits_of(random_sequence(seed), i);
@@ -53,11 +54,11 @@ HOST_DEVICE static inline uint32_t random_16(uint64_t seed, uint64_t i)
     return random_16_of(random_sequence(seed), i);
 }
 
-/* A normal number with |z| <= cutoff (0: no cutoff): Box-Muller from two 32-bit halves, |z| < 6.77;
- * a number above the cutoff is drawn again from another sequence. The cutoff must be >= 0.01, so
- * that 4096 draws suffice. NOTE: in double, because log and cos differ by an ulp between back ends.
- * A difference that survives rounding to float, or straddles the cutoff, is then too rare to
- * occur. */
+/* Returns a normal number with |z| <= cutoff (0: no cutoff), by Box-Muller from two 32-bit halves;
+ * |z| < 6.77 always. A number above the cutoff is drawn again from another sequence. The cutoff
+ * must be >= 0.01, so that 4096 draws suffice. NOTE: the arithmetic is in double, because log and
+ * cos differ by an ulp between back ends. In double this difference almost never survives rounding
+ * to float, or straddles the cutoff. */
 HOST_DEVICE static inline double random_normal(uint64_t seed, uint64_t i, double cutoff)
 {
     double z = 0;
@@ -72,9 +73,9 @@ HOST_DEVICE static inline double random_normal(uint64_t seed, uint64_t i, double
     return 0;
 }
 
-/* x as BF16 bits, rounded up with probability (x - lower neighbour) / spacing: adding 16 uniform
- * bits r to the 16 bits that are cut off carries with probability (cut bits) / 2^16, so the mean is
- * x. Infinities stay, NaN becomes 0x7fff. */
+/* Returns x as BF16 bits, rounded up with probability (x - lower neighbour) / spacing, so the mean
+ * of the results is x. To this end it adds 16 uniform bits r to the 16 bits that are cut off; the
+ * sum carries with probability (cut bits) / 2^16. Infinities do not change. NaN becomes 0x7fff. */
 HOST_DEVICE static inline uint16_t bf16_round_stochastic(float x, uint32_t r)
 {
     uint32_t u;

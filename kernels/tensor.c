@@ -1,4 +1,4 @@
-/* Views of tensors and their bump allocator. */
+/* Views of tensors, and the bump allocator of their memory. */
 #include "kernels/tensor.h"
 
 #include <stdio.h>
@@ -119,7 +119,7 @@ void *arena_alloc(Arena *a, size_t bytes)
 {
     size_t at = (a->used + 255) & ~(size_t)255;
     a->used = at + bytes;
-    return a->memory ? a->memory + at : (void *)(at + 256); /* measuring: not NULL, never read */
+    return a->memory ? a->memory + at : (void *)(at + 256); /* if measuring: not NULL, never read */
 }
 
 Tensor tensor_alloc(Arena *a, Format f, int rows, int cols)

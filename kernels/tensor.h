@@ -1,22 +1,22 @@
-/* A Tensor is a view: a row-major matrix in some Format, in device memory owned by an Arena. Passed
- * by value. With the CPU back end device memory is ordinary memory. */
+/* A Tensor is a view: a row-major matrix in some Format, in device memory that an Arena owns.
+ * Tensors are passed by value. On the CPU back end device memory is ordinary memory. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-/* DYNAMIC8 and UDYNAMIC8: the signed and the unsigned dynamic map of bitsandbytes
- * (kernels/dynamic8.h), only for adamw8bit. */
+/* DYNAMIC8 and UDYNAMIC8 are the signed and the unsigned dynamic map of bitsandbytes
+ * (kernels/dynamic8.h). Only adamw8bit uses them. */
 typedef enum { F32, BF16, E4M3, E5M2, DYNAMIC8, UDYNAMIC8 } DType;
 
-enum { DYNAMIC8_GROUP = 256 }; /* the one group size of the dynamic maps */
+enum { DYNAMIC8_GROUP = 256 }; /* the only group size of the dynamic maps */
 
 /* How values are stored. 8-bit codes have scales: value = scale * code.
  *   group       number of consecutive elements of a row that share a scale; 0: all elements do
  *   expand      a power k, stored next to the scale, stretches each FP8 group to the range of the
  *               format [COAT sec. 4]; only for the optimizer's moments
- *   bf16_scale  the scale of an FP8 group is BF16, with the range of floats, and not one byte; only
- *               for moments without expansion. format_of_moment sets it */
+ *   bf16_scale  the scale of an FP8 group is BF16, with the range of floats, instead of one byte;
+ *               only for moments without expansion; format_of_moment sets it */
 typedef struct {
     DType dtype;
     int group;
@@ -24,34 +24,36 @@ typedef struct {
 } Format;
 
 typedef struct {
-    /* (rows, cols), 256-byte aligned. If data and data_t are both NULL, there is no tensor */
+    /* (rows, cols), 256-byte aligned; if data and data_t are both NULL, the tensor is absent */
     void *data;
-    void *data_t; /* (cols, rows): transposed FP8 codes, same scale, for FP8 GEMMs; or NULL */
-    /* group 0: one float (16 bytes allocated); else (rows, cols/group): FP8 a byte, moments BF16
-     * or, if expanded, fp8_pair; dynamic maps F32. F32 and BF16 tensors: NULL */
+    void *data_t; /* (cols, rows): transposed FP8 codes, same scale; or NULL */
+    /* group 0: one float (16 bytes allocated). Else (rows, cols/group): FP8 a byte; moments BF16
+     * or, if expanded, fp8_pair; dynamic maps F32. NULL for F32 and BF16 tensors. */
     void *scale;
     Format format;
     int rows, cols;
-    /* of a gradient: not yet written in this step, so the first accumulation overwrites it */
+    /* of a gradient: nothing is written in this step yet, so the first accumulation overwrites
+     * it */
     bool empty;
-    /* of an FP8 operand with one scale: max|x| that gave its scale (scale_is_reused in kernels.h);
-     * NULL: max|x| is measured each time */
+    /* of an FP8 operand with one scale: the max|x| that gave its scale (scale_is_reused in
+     * kernels.h); NULL: max|x| is measured each time */
     float *scale_amax;
-    const bool *scale_reused; /* in host memory, set by the plan of operands; NULL: false */
-    /* of an FP8 operand: GEMMs with it as first input may use short accumulators */
+    const bool *scale_reused; /* host memory, set by the plan of operands; NULL: false */
+    /* of an FP8 operand: GEMMs with this operand as first input may use short accumulators */
     bool fast;
-    /* (cols) of an FP8 operand with one scale, device memory: powers of two; scale * code is
-     * channel[c] times a value of column c; NULL: all 1. See swiglu_forward */
+    /* of an FP8 operand with one scale: (cols) column factors in device memory, powers of two.
+     * scale * code is channel[c] times a value of column c. NULL: all factors are 1. See
+     * swiglu_forward. */
     float *channel;
 } Tensor;
 
-/* Rows first .. first + count - 1 of a tensor. */
+/* The rows first .. first + count - 1 of a tensor. */
 typedef struct {
     int first, count;
 } RowRange;
 
-/* Bump allocator of device memory. With memory == NULL it only measures: a plan runs once to size
- * the arena, and once to place every tensor. */
+/* Bump allocator of device memory. If memory is NULL, the allocator only measures: a plan runs once
+ * to size the arena, and once to place every tensor. */
 typedef struct {
     char *memory;
     size_t used;
@@ -61,25 +63,25 @@ void *arena_alloc(Arena *a, size_t bytes); /* 256-byte aligned */
 Tensor tensor_alloc(Arena *a, Format f, int rows, int cols);
 /* a view of `data`; f.dtype is F32 or BF16 */
 Tensor tensor_at(void *data, Format f, int rows, int cols);
-/* t viewed as n consecutive elements: (n / 256, 256) if 256 divides n, so that n may exceed 2^31;
+/* Views t as n consecutive elements: (n / 256, 256) if 256 divides n, so that n may exceed 2^31;
  * else (1, n). */
 Tensor tensor_flat(Tensor t, size_t n);
-/* A view of some rows. Of an FP8 tensor with one scale the view has no data_t. */
+/* A view of some rows. If t is FP8 with one scale, the view has no data_t. */
 Tensor tensor_rows(Tensor t, int first, int rows);
 
-bool tensor_exists(Tensor t); /* whether the tensor exists: it has data or data_t */
+bool tensor_exists(Tensor t); /* true if the tensor has data or data_t */
 bool format_equal(Format a, Format b);
 bool format_is_fp8(Format f);      /* E4M3 or E5M2 */
 bool format_is_dynamic8(Format f); /* DYNAMIC8 or UDYNAMIC8 */
-bool format_has_scales(Format f);  /* all but F32 and BF16 */
+bool format_has_scales(Format f);  /* all formats but F32 and BF16 */
 /* "bf16", "e4m3/16", "e4m3/128+" (expanded), "dynamic8/256"; the last 16 results stay valid */
 const char *format_name(Format f);
 /* false if text is not a format name */
 bool format_parse(Format *f, const char *text);
 size_t dtype_size(DType d); /* bytes of an element */
-/* Bytes of the scales of n elements, in whole groups; 0 without scales. */
+/* Returns the bytes of the scales of n elements, in whole groups; 0 for formats without scales. */
 size_t format_scale_bytes(Format f, size_t n);
-/* FP8 groups with scales of one byte, not moments */
+/* true for FP8 groups with scales of one byte, which moments do not have */
 bool format_has_byte_scales(Format f);
 /* format f with the scales that moments have */
 Format format_of_moment(Format f);

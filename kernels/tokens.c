@@ -1,5 +1,5 @@
-/* What the host computes from a batch, since it has time: its tokens in the order of the embedding
- * table, by a counting sort, and the starts of its documents. */
+/* What the host computes from a batch while the device is busy: the tokens sorted by their row of
+ * the embedding table, by a counting sort, and the starts of the documents. */
 #include <stdlib.h>
 
 #include "kernels/kernels.h"
@@ -7,7 +7,7 @@
 
 void sort_tokens(TokenAt *sorted, const int *tokens, int N, int V)
 {
-    int *next = xcalloc((size_t)V + 1, sizeof *next); /* [v]: the next index of v */
+    int *next = xcalloc((size_t)V + 1, sizeof *next); /* [v]: the next index of token v */
     for (int n = 0; n < N; n++) {
         CHECK(tokens[n] >= 0 && tokens[n] < V, "token %d at %d; the embedding has %d rows",
               tokens[n], n, V);

@@ -1,4 +1,4 @@
-/* Every format that a tensor can have, element by element. */
+/* Conversion of elements to and from floats, in every format that a tensor can have. */
 #include "kernels/values.h"
 
 #include <math.h>
@@ -21,7 +21,7 @@ static const float *fp8_values(DType d)
     return table[d == E5M2];
 }
 
-/* The scale of a group, or the single scale of the tensor. */
+/* Returns the scale of a group, or the single scale of the tensor. */
 static float scale_at(Tensor t, size_t group)
 {
     if (!t.format.group)
@@ -38,8 +38,8 @@ static void set_scale(Tensor t, size_t group, float amax)
         ((uint8_t *)t.scale)[group] = fp8_group_scale(amax, t.format.dtype);
 }
 
-/* Of elements `first` to first + n: where the group of number first + i ends, counted from
- * `first`. */
+/* Returns the end of the group that contains element first + i, counted from `first`, but at most
+ * n. */
 static size_t group_end(Tensor t, size_t first, size_t i, size_t n)
 {
     const size_t group = (size_t)t.format.group,

@@ -3,27 +3,27 @@
  *
  *     s_tu = scale q_t.k_u (u <= t)   lse_t = log sum_u exp(s_tu)   p_tu = exp(s_tu - lse_t)   y_t = sum_u p_tu v_u
  *
- * With a window also t - window < u [Beltagy 2020, Longformer, sec. 3.1]: a block of rows skips the
- * keys before its first row's window.
+ * With a window, u must also satisfy t - window < u [Beltagy 2020, Longformer, sec. 3.1]. A block
+ * of rows skips the keys before the window of its first row.
  *
  * Backward, from dy: dv_u = sum_t p_tu dy_t. dp_tu = dy_t.v_u. The softmax's Jacobian gives
  *     ds_tu = p_tu (dp_tu - sum_w p_tw dp_tw) = p_tu (dp_tu - delta_t), delta_t = dy_t . y_t,
- * since sum_w p_tw dy_t.v_w = dy_t.y_t; then dq_t = scale sum_u ds_tu k_u and dk_u = scale sum_t
- * ds_tu q_t. [Dao 2023, FlashAttention-2, sec. 2.3]. dk and dv of a key/value head add up over its
- * H/K query heads. */
+ * since sum_w p_tw dy_t.v_w = dy_t.y_t. Then dq_t = scale sum_u ds_tu k_u and dk_u = scale sum_t
+ * ds_tu q_t. [Dao 2023, FlashAttention-2, sec. 2.3]. The dk and dv of a key/value head are sums
+ * over its H/K query heads. */
 #include <cblas.h>
 #include <math.h>
 #include <string.h>
 
 #include "kernels/cpu/cpu.h"
 
-enum { BLOCK = 128 }; /* query rows per block: its scores are (BLOCK, keys) */
+enum { BLOCK = 128 }; /* query rows per block; a block's scores are (BLOCK, keys) */
 
-/* A head's rows in one document, with stride `ld`, and where its result is written. */
+/* The rows of one head in one document. Consecutive rows are `ld` elements apart. */
 typedef struct {
     const float *q, *k, *v; /* (length, D) */
     float *dq, *dk, *dv;
-    int length, D, ld, window; /* window: `length` if there is none */
+    int length, D, ld, window; /* window is `length` if attention has no window */
     float scale;
 } Head;
 
@@ -58,7 +58,7 @@ static int document_start(int i, Attention a, Documents docs)
     return docs.count ? docs.start[i] : i * a.T;
 }
 
-/* Stores rows of tensor_result's memory in t. */
+/* Stores rows `first` to first + rows - 1 of `values`, the memory of tensor_result, in t. */
 static void finish_rows(Tensor t, const float *values, int first, int rows)
 {
     const size_t at = (size_t)first * (size_t)t.cols;
@@ -66,7 +66,7 @@ static void finish_rows(Tensor t, const float *values, int first, int rows)
         tensor_store(t, at, values + at, (size_t)rows * (size_t)t.cols);
 }
 
-/* Index of token `first` of head h in lse, which is (B, H, T), with documents too. */
+/* Index in lse (B, H, T) of token `first` of head h. The shape is the same with documents. */
 static size_t lse_at(int first, int h, Attention a)
 {
     return ((size_t)(first / a.T) * (size_t)a.H + (size_t)h) * (size_t)a.T + (size_t)(first % a.T);
@@ -187,8 +187,8 @@ static double dot(const float *a, const float *b, int n)
     return total;
 }
 
-/* Query rows first .. first + rows - 1, with their y and dy; p and ds: scratch memory for (rows,
- * keys). */
+/* Backward of query rows `first` to first + rows - 1. y and dy are these rows' output and gradient.
+ * p and ds are scratch memory for (rows, keys). */
 static void rows_backward(Head x, const float *dy, const float *y, int ldy, const float *lse,
                           int first, int rows, float *p, float *ds)
 {

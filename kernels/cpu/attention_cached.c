@@ -1,11 +1,11 @@
-/* Attention of a sequence's next tokens over a cache, head by head through two GEMMs; equations:
- * attention.c. */
+/* Attention of a sequence's next tokens over a cache, head by head, through two GEMMs. The
+ * equations are in attention.c. */
 #include <cblas.h>
 #include <string.h>
 
 #include "kernels/cpu/cpu.h"
 
-/* Copies k or v of the new tokens to rows of the cache, which has the same format. */
+/* Copies k or v of the new tokens to rows of the cache, which has the format of qkv. */
 static void append(Tensor cache, int length, Tensor qkv, int column, Attention a)
 {
     const size_t size = dtype_size(qkv.format.dtype), bytes = (size_t)cache.cols * size;

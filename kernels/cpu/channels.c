@@ -13,15 +13,16 @@ static int exponent_field(float x)
     return (int)(bits >> 23 & 0xff);
 }
 
-/* The exponent k of a column's factor, for these fields of its maximum and of the median
- * column's. */
+/* Returns the exponent k of a column's factor 2^k. field: exponent field of the column's maximum.
+ * median: median of the exponent fields of all columns. */
 static int excess(int field, int median)
 {
     const int k = field - median - CHANNEL_EXCESS;
     return k <= 0 ? 0 : k < CHANNEL_MOST ? k : CHANNEL_MOST;
 }
 
-/* The median exponent: the least that half of the columns that are not 0 do not exceed. */
+/* Returns the median exponent field: the smallest value that at least half of the nonzero columns
+ * do not exceed. */
 static int median_field(const float *amax, int columns)
 {
     int count[FIELDS] = { 0 }, all = 0, below = 0, field = 0;
@@ -33,7 +34,7 @@ static int median_field(const float *amax, int columns)
     return field;
 }
 
-/* Sets them from act's values. */
+/* Sets act.channel from the values of act. */
 static void choose(Tensor act, const float *values, float *amax)
 {
     const int F = act.cols;

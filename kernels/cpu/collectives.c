@@ -1,9 +1,9 @@
 /* Collectives on device tensors, through MPI.
  *
- * A sum: each rank receives its slice from all ranks, adds in the order of ranks in F32 and rounds
- * once; an all-reduce then gathers the slices. So all ranks have the same bits, and so has a
- * repetition, which MPI_Allreduce does not guarantee. Data are sent in chunks, in buffers of
- * bounded size. */
+ * For a sum, each rank receives its slice from all ranks, adds in F32 in the order of the ranks,
+ * and rounds once. An all-reduce then gathers the slices. So all ranks get the same bits, and every
+ * run repeats these bits. MPI_Allreduce guarantees neither. Data are sent in chunks, so buffers
+ * have a bounded size. */
 #include "kernels/collectives.h"
 
 #include <limits.h>
@@ -18,15 +18,15 @@ enum { SLICE = 1 << 18 }; /* elements that a rank reduces per chunk */
 
 static struct {
     void *received; /* (W, SLICE) elements of the tensor's format */
-    /* (W, SLICE) of a tensor whose offsets may exceed MPI's int */
+    /* (W, SLICE) elements of a tensor whose offsets may exceed MPI's int */
     void *slices;
     float *sum; /* (SLICE) */
-    /* (W) elements of each rank's slice, and its offset in the tensor */
+    /* (W) number of elements of each rank's slice, and the offset of the slice in the tensor */
     int *count, *at;
-    int *received_count, *received_at; /* (W) the same in `received` */
+    int *received_count, *received_at; /* (W) counts and offsets in `received` */
 } buffer;
 
-/* Messages that are on their way, in copies. */
+/* A copy of a message that MPI is sending. */
 typedef struct Message {
     MPI_Request request;
     struct Message *next;
@@ -34,7 +34,7 @@ typedef struct Message {
 } Message;
 static Message *sent;
 
-/* Frees the messages that have arrived; `all`: waits for all messages first. */
+/* Frees the messages that have arrived. With `all`, waits for all messages first. */
 static void free_sent(bool all)
 {
     for (Message **at = &sent; *at;) {
@@ -64,7 +64,7 @@ static void finish(void)
     free(buffer.received_at);
 }
 
-/* MPI ends the program on errors. */
+/* This file does not check MPI's return values, because MPI ends the program on errors. */
 void comm_init(void)
 {
     size_t W = (size_t)comm_size();
@@ -94,8 +94,8 @@ static MPI_Datatype mpi_type(Format f)
     return f.dtype == F32 ? MPI_FLOAT : MPI_UINT16_T;
 }
 
-/* buffer.sum = sum over ranks of this rank's slice of x, by buffer.count and buffer.at. Returns its
- * elements. */
+/* buffer.sum = the sum over ranks of this rank's slice of x. buffer.count and buffer.at describe
+ * the slices. Returns the number of elements of the slice. */
 static int sum_slice(Tensor x, Ranks g)
 {
     const int W = comm_group_size(g), n = buffer.count[comm_group_rank(g)];
@@ -118,7 +118,8 @@ static int sum_slice(Tensor x, Ranks g)
     return n;
 }
 
-/* `range`: elements of the tensor, at most W * SLICE. */
+/* Sums `range`, consecutive elements of the tensor, over the ranks of g. `range` has at most W *
+ * SLICE elements. */
 static void all_reduce_range(Tensor range, Ranks g)
 {
     const int W = comm_group_size(g), own = comm_group_rank(g), slice = (range.cols + W - 1) / W;
@@ -184,8 +185,8 @@ void backend_comm_reduce_scatter(Tensor part, Tensor whole, Ranks g)
     }
 }
 
-/* A type of `bytes` bytes, because MPI counts elements in int. It is made of blocks of the largest
- * power of two that divides them. */
+/* Makes an MPI type of `bytes` bytes, because MPI counts elements in int. The type consists of
+ * blocks. The size of a block is the largest power of two that divides `bytes`. */
 static MPI_Datatype type_of_bytes(size_t bytes)
 {
     const size_t most = 1 << 30, power = bytes ? bytes & (~bytes + 1) : 1,
@@ -224,14 +225,14 @@ void backend_comm_exchange(Tensor y, const RowRange *received, Tensor x, const R
     MPI_Type_free(&row);
 }
 
-/* The rank of a neighbour in RANKS_PIPELINE. */
+/* Returns the rank of a neighbour in RANKS_PIPELINE. */
 static int stage_of(Neighbour n)
 {
     const int stages = comm_group_size(RANKS_PIPELINE), own = comm_group_rank(RANKS_PIPELINE);
     return (own + (n == NEXT_STAGE ? 1 : stages - 1)) % stages;
 }
 
-/* NOTE: all queues are one here, so a send never waits. */
+/* NOTE: this back end runs all queues in program order, so a send must never wait. */
 void backend_comm_send(Tensor x, Neighbour to)
 {
     CHECK_PLAIN(x);
@@ -244,11 +245,11 @@ void backend_comm_send(Tensor x, Neighbour to)
     s->next = sent;
     sent = s;
     MPI_Isend(s->bytes, 1, message, stage_of(to), (int)to, comm_mpi(RANKS_PIPELINE), &s->request);
-    MPI_Type_free(&message); /* once the message is sent */
+    MPI_Type_free(&message); /* takes effect when the message is sent */
 }
 
-/* The tag is the direction as the sender sees it: with two stages both neighbours are the same
- * rank. */
+/* The tag is the direction as the sender sees it. With two stages both neighbours are the same
+ * rank, and only the tag distinguishes them. */
 void backend_comm_receive(Tensor x, Neighbour from)
 {
     CHECK_PLAIN(x);

@@ -14,9 +14,9 @@
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/queues.h"
 
-/* OpenBLAS gets this rank's share of the cores, unless OPENBLAS_NUM_THREADS is set. NOTE: mpirun
- * binds each of up to two ranks to one core, where OpenBLAS would run all its threads. The ranks
- * undo this binding (limits of a cgroup still apply) and share the cores evenly. */
+/* OpenBLAS gets this rank's share of the cores, unless OPENBLAS_NUM_THREADS is set. NOTE: with one
+ * or two ranks mpirun binds each rank to one core, and OpenBLAS would run all its threads on that
+ * core. The ranks undo this binding (limits of a cgroup still apply) and share the cores evenly. */
 void device_init(int local_rank)
 {
     (void)local_rank;
@@ -51,8 +51,8 @@ bool device_has_fp8(void)
     return true;
 }
 
-/* Not from a data sheet: the fastest of some SGEMMs, measured once, for 10 ms. GEMMs of all formats
- * run in F32. */
+/* Returns the rate of the fastest of some SGEMMs, measured once, for 10 ms. GEMMs of all formats
+ * run in F32, so `bits` has no effect. */
 double device_peak_flops(int bits)
 {
     static double best;

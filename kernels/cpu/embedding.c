@@ -1,4 +1,4 @@
-/* Rows of the embedding table.
+/* Forward and backward of the embedding table.
  *
  *     y[n] = w[token n]        dw[v] += sum over the n with token n = v of dy[n] */
 #include <string.h>
@@ -24,8 +24,9 @@ void backend_embedding_forward(Tensor y, const TokenAt *sorted, Tensor w)
     tensor_finish(y, values);
 }
 
-/* A row is read, summed in F32 over all its tokens and written once, so that a BF16 dw is rounded
- * once. An empty dw is zeroed first, since most rows have no token. */
+/* Each row of dw is read once, gets the sum in F32 over all tokens with this row, and is written
+ * once. So a BF16 dw is rounded once. An empty dw is zeroed first, because most rows have no
+ * token. */
 void backend_embedding_backward(Tensor dw, const TokenAt *sorted, Tensor dy)
 {
     CHECK_TENSOR(dw, dw.rows, dw.cols);

@@ -1,4 +1,5 @@
-/* Values that weights and moments may not have. */
+/* Search for values that weights and moments may not have: infinities, NaN and, for some tensors,
+ * numbers below 0. */
 #include "kernels/cpu/cpu.h"
 
 #include <math.h>

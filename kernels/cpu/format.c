@@ -1,4 +1,4 @@
-/* Whole tensors to floats, and back to their formats. */
+/* Conversion of whole tensors to floats, and of floats to the formats of tensors. */
 #include "kernels/cpu/cpu.h"
 
 bool knows_group(int group, bool moment)

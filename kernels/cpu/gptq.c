@@ -25,8 +25,8 @@ void backend_gptq_damp(Tensor m, Tensor h, const int *order, float damping)
         }
 }
 
-/* Factors s (R,R) = C CT in place into C, from its last column to its first; below the diagonal s
- * is not changed. */
+/* Replaces s (R,R) by its factor C with s = C CT, from the last column to the first. Elements below
+ * the diagonal do not change. */
 static void factor(double *s, int R, int *failed)
 {
     for (int r = R - 1; r >= 0; r--) {
@@ -42,8 +42,8 @@ static void factor(double *s, int R, int *failed)
     }
 }
 
-/* H = C CT for these rows R and the columns P before them: H_RP = C_RR (CT)_RP, solved from the
- * last row to the first. */
+/* Computes the factor C of H = C CT for the rows R, which begin at `first`, and the columns P
+ * before them: H_RP = C_RR (CT)_RP, solved from the last row to the first. */
 void backend_gptq_factor(Tensor c, int *failed, Tensor m, int first)
 {
     const int R = m.rows, I = m.cols;
@@ -88,7 +88,7 @@ void backend_gptq_columns(int8_t *q, Tensor values, Tensor e, GptqWeights w, Ten
             const size_t column = (size_t)w.order[first + j], at = o * I + column;
             const float s = w.scale[o * groups + column / (size_t)w.group],
                         weight = ((const float *)w.w.data)[at];
-            /* C_kj: of[j * I + k] */
+            /* C_kj is of[j * I + k] */
             const float *of = c.data ? (const float *)c.data + (size_t)first : NULL;
             const float code = to_nearest(
                             (of ? weight + sum[j] / of[(size_t)j * I + (size_t)j] : weight) / s),

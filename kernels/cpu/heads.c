@@ -1,10 +1,10 @@
-/* Columns of heads, exchanged to ranks. */
+/* Exchange of columns between rows of all heads and rows of one rank's heads. */
 #include <string.h>
 
 #include "kernels/cpu/cpu.h"
 
-/* Sums n consecutive elements over `count` ranks, in the order of ranks. The ranks' elements are
- * `stride` elements apart in y. */
+/* Stores at element `at` of x the sum of `count` copies of n consecutive elements of y, in the
+ * order of the ranks. The copies of consecutive ranks are `stride` elements apart in y. */
 static void sum_copies(Tensor x, size_t at, Tensor y, size_t first, size_t stride, int count,
                        size_t n)
 {
@@ -18,8 +18,8 @@ static void sum_copies(Tensor x, size_t at, Tensor y, size_t first, size_t strid
     tensor_store(x, at, sum, n);
 }
 
-/* Between rows of all heads, x, and rows of each rank's heads, y. shared: ranks that have the same
- * key head. */
+/* Copies between x, whose rows have all heads, and y, whose rows have one rank's heads. shared:
+ * number of ranks that have the same key head. */
 static void exchange(Tensor y, Tensor x, Attention heads, int shared, bool join)
 {
     const int ranks = y.rows / x.rows;

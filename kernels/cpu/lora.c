@@ -1,19 +1,20 @@
-/* The three products of an adapter [Hu et al. 2021, arXiv 2106.09685], by OpenBLAS in F32, whose
- * threads never split a sum (matmul.c). */
+/* The three products of an adapter [Hu et al. 2021, arXiv 2106.09685], by OpenBLAS in F32.
+ * OpenBLAS's threads never split a sum (matmul.c). */
 #include <cblas.h>
 #include <string.h>
 
 #include "kernels/cpu/cpu.h"
 
-/* A projection of m, for columns first .. of the wide tensor and from `xa` on of xa: element (c,j)
- * is w[c * ld + j], or w[j * ld + c] if transposed. */
+/* One part of a LoraMatrix. The part maps between the columns of the wide tensor from `first` on
+ * and the columns of xa from `xa` on. Element (c,j) is w[c * ld + j], or w[j * ld + c] if
+ * transposed. */
 typedef struct {
     float *w;
     bool transposed;
     int ld, first, width, xa;
 } Block;
 
-/* Projection i of m with values w. r: rank of a projection. */
+/* Returns part i of m, whose values are w. r: rank of a part. */
 static Block block_of(LoraMatrix m, float *w, int i, int r)
 {
     if (!m.is_b)

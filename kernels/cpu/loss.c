@@ -1,5 +1,5 @@
-/* Cross entropy with z-loss [Chowdhery et al. 2022, sec. 5], and its gradient, in place or as FP8
- * codes.
+/* Cross entropy with z-loss [Chowdhery et al. 2022, sec. 5], and its gradient, which replaces the
+ * logits or is written as FP8 codes.
  *
  *     z = log sum_j exp(x_j)    loss = z - x_t    zloss = z^2
  *     dz/dx_j = p_j = exp(x_j - z), so d(loss + a zloss)/dx_j = (1 + 2 a z) p_j - [j = t] */
@@ -8,7 +8,7 @@
 
 #include "kernels/cpu/cpu.h"
 
-/* Replaces x by exp(x - max); *total = their sum. Returns z. */
+/* Replaces x by exp(x - max) and sets *total to the sum of these exponentials. Returns z. */
 static double exponentials(float *x, int n, double *total)
 {
     float max = -INFINITY;
@@ -23,7 +23,8 @@ static double exponentials(float *x, int n, double *total)
     return max + log(sum);
 }
 
-/* Replaces x, the exp(logit - max) of a row with sum `total`, by the gradient. */
+/* Replaces x by the gradient. On entry x is exp(logit - max) of a row, and `total` is the sum of
+ * the row. */
 static void row_gradient(float *x, double total, int vocab, int V, int target, double z,
                          float scale, float z_weight)
 {
@@ -36,8 +37,8 @@ static void row_gradient(float *x, double total, int vocab, int V, int target, d
     x[target] = (float)at_target;
 }
 
-/* gradient: the logits, FP8 codes with their scale set, or no tensor; columns after those of the
- * logits become 0. */
+/* gradient: the logits, or FP8 codes whose scale is set, or an absent tensor. Its columns after the
+ * last column of the logits become 0. */
 static void all_rows(const char *op, Tensor gradient, Tensor logits, float *loss, float *zloss,
                      const int *target, int vocab, float scale, float z_weight)
 {

@@ -1,16 +1,17 @@
 /* The three GEMMs of a linear layer, by OpenBLAS in F32, and the gradient of its bias. OpenBLAS's
- * threads split rows and columns of the result, never a sum, so the bits may depend on the number
- * of threads, but not on the run.
+ * threads split rows and columns of the result, never a sum. So the bits may depend on the number
+ * of threads, but are the same in every run.
  *
  * FP8 operands must be contiguous along the summed dimension, as for Hopper's tensor cores: matmul
- * reads data, matmul_dx data_t of w, matmul_dw data_t of dy and x. The other copy may be stale. */
+ * reads `data` of both operands, matmul_dx reads data_t of w, and matmul_dw reads data_t of dy and
+ * x. The copy that an operation does not read may be stale. */
 #include <cblas.h>
 #include <string.h>
 
 #include "kernels/cpu/cpu.h"
 
-/* t, without factors of columns, as GEMMs read it when they sum over its rows: element (r, c) is
- * x[r * ld + c], or x[c * ld + r] if transposed. */
+/* Tensor t as GEMMs read it when they sum over its rows. Its column factors are divided out.
+ * Element (r, c) is x[r * ld + c], or x[c * ld + r] if transposed. */
 typedef struct {
     const float *x;
     bool transposed;

@@ -1,4 +1,4 @@
-/* The operations of Muon that are not in other files: elements, and products with factors. */
+/* Muon's elementwise operations, and matrix products with factors. */
 #include <cblas.h>
 #include <math.h>
 

@@ -19,8 +19,8 @@ static size_t load_block(float x[NF4_BLOCK], Tensor w, size_t i)
     return n;
 }
 
-/* Adds the absmaxes of the first blocks of all groups, those of the second blocks, and so on, then
- * these sums, as on a GPU. */
+/* First adds the absmaxes of the first blocks of all groups, then those of the second blocks, and
+ * so on; then adds these partial sums. A GPU sums in the same order. */
 void backend_nf4_offset(float *offset, Tensor w)
 {
     nf4_check_source(OPERATION, w, 0, 0);
@@ -34,7 +34,7 @@ void backend_nf4_offset(float *offset, Tensor w)
     *offset = (float)(total / (double)blocks);
 }
 
-/* Loads group `group` of w into scratch memory; returns its number of elements. */
+/* Loads the group with number `group` of w into scratch memory. Returns its number of elements. */
 static size_t load_group(float **x, Tensor w, size_t group)
 {
     const size_t first = group * NF4_GROUP, left = tensor_numel(w) - first,
@@ -65,7 +65,7 @@ void backend_nf4_quantize_plain(Nf4PlainGroup *to, Tensor w, size_t first, size_
     }
 }
 
-/* Loads the n elements of a tensor whose groups begin at `first`. */
+/* Loads the n elements of tensor x, whose groups begin with group `first`. */
 static void load_tensor(float *values, Nf4 x, size_t first, size_t n)
 {
     const float *map = nf4_map();

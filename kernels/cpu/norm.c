@@ -5,7 +5,7 @@
  * Backward, with g = dL/dh = dy w. h depends on x_j directly, through m, and through r, where
  * dr/dx_j = -r^2 h_j / C (the term of the mean vanishes, since sum(x-m) = 0):
  *     dL/dx_j = sum_i g_i (r delta_ij - [r/C] + (x_i-m) dr/dx_j) = r (g_j - [mean(g)] - h_j mean(g h)),
- * with [...] for LayerNorm only. */
+ * where the terms in [...] exist for LayerNorm only. */
 #include <math.h>
 
 #include "kernels/cpu/cpu.h"
@@ -66,7 +66,7 @@ void backend_norm_recompute(Tensor y, Tensor x, const float *stats, Tensor w)
     tensor_finish_scaled(y, output);
 }
 
-/* dx[0..C) = [dx +] gradient of one row; dw += unless NULL. */
+/* dx[0..C) = [dx +] gradient of one row. Adds the gradient of w to dw unless dw is NULL. */
 static void row_backward(float *dx, double *dw, const float *dy, const float *x, const float *stats,
                          const float *w, int C, Norm norm, bool accumulate)
 {

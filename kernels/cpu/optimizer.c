@@ -1,5 +1,5 @@
-/* AdamW with decoupled weight decay [Loshchilov & Hutter 2019, alg. 2]. FP8 moments: kernels/fp8.c;
- * 8-bit ones as in bitsandbytes: kernels/dynamic8.c. */
+/* AdamW with decoupled weight decay [Loshchilov & Hutter 2019, alg. 2]. kernels/fp8.c has the
+ * format of FP8 moments, kernels/dynamic8.c the format of the 8-bit moments of bitsandbytes. */
 #include <math.h>
 
 #include "kernels/cpu/cpu.h"
@@ -8,7 +8,7 @@
 
 enum { BLOCK = 4096 };
 
-/* A step of n elements as floats. */
+/* One step for n elements, all given as floats. */
 typedef void Step(float *w, float *m, float *v, const float *grad, size_t n, AdamW a);
 
 void store_weights(Tensor w, size_t at, const float *x, size_t n, uint64_t seed, uint64_t first)
@@ -21,7 +21,7 @@ void store_weights(Tensor w, size_t at, const float *x, size_t n, uint64_t seed,
         tensor_store(w, at, x, n);
 }
 
-/* The same where elements are runs of rows. */
+/* As store_weights, for elements that are parts of rows. */
 static void store_numbered(Tensor w, size_t at, const float *x, size_t n, const AdamW *a,
                            uint64_t first)
 {

@@ -1,6 +1,7 @@
 /* Conversions between formats.
  *
- * Works on blocks of whole groups, so that a unit of 1e9 elements needs no copy as floats. */
+ * The functions convert blocks of whole groups. So a tensor of 1e9 elements needs no copy as
+ * floats. */
 #include <math.h>
 #include <string.h>
 
@@ -8,7 +9,7 @@
 
 enum { BLOCK = 4096 };
 
-/* Elements per step: whole groups of both tensors. */
+/* Returns the elements per step, which are whole groups of both tensors. */
 static size_t block_size(Tensor y, Tensor x)
 {
     size_t gy = y.format.group ? (size_t)y.format.group : 1,
@@ -42,7 +43,7 @@ void backend_quantize_codes(Tensor y, Tensor x)
     check_quantized(y, x);
     const size_t block = block_size(y, x), numel = tensor_numel(x);
     float *values = cpu_scratch(0, block);
-    if (!y.data) /* only data_t is written: it is made from data */
+    if (!y.data) /* only data_t is requested, but it is computed from data */
         y.data = cpu_scratch(1, tensor_numel(y) / sizeof(float) + 1);
     for (size_t i = 0; i < numel; i += block) {
         size_t n = numel - i < block ? numel - i : block;

@@ -1,4 +1,4 @@
-/* Initial weights. */
+/* Random initial weights. */
 #include "kernels/random.h"
 
 #include "kernels/cpu/cpu.h"

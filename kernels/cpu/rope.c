@@ -4,13 +4,13 @@
  *     u = clamp(x)    h = u r w, r = 1/sqrt(mean(u^2) + eps)    (a', b') = (a cos - b sin, a sin + b cos)
  *
  * Backward: the rotation is orthogonal up to a factor, so its gradient rotates by the opposite
- * angle; norm.c derives that of the norm; the clamp passes gradients of elements that it did not
- * change. */
+ * angle. norm.c derives the gradient of the norm. The clamp passes the gradients of elements that
+ * it did not change. */
 #include <math.h>
 
 #include "kernels/cpu/cpu.h"
 
-/* Keeps NaN, which fminf and fmaxf would replace. */
+/* Clamps x to [-limit, limit], and keeps NaN, which fminf and fmaxf would replace. */
 static float clamp(float x, float limit)
 {
     return limit > 0 && fabsf(x) > limit ? copysignf(limit, x) : x;
@@ -21,8 +21,8 @@ static bool clamped(float x, float limit)
     return limit > 0 && fabsf(x) > limit;
 }
 
-/* Rotates each head of x (heads, D) by `sign` times the angles of one position: cosine_sine (D/2,
- * 2). */
+/* Rotates each head of x (heads, D) by `sign` times the angles of one position, whose cosines and
+ * sines are cosine_sine (D/2, 2). */
 static void rotate(float *x, int heads, int D, const float *cosine_sine, float sign)
 {
     for (int h = 0; h < heads; h++)
@@ -34,7 +34,7 @@ static void rotate(float *x, int heads, int D, const float *cosine_sine, float s
         }
 }
 
-/* x = x r w; returns r. */
+/* x = x r w. Returns r. */
 static float norm_row(float *x, int width, const float *w, float eps)
 {
     double square = 0;
@@ -52,8 +52,8 @@ static void norm_rows(float *x, float *rstd, int rows, int width, const float *w
         rstd[i] = norm_row(x + (size_t)i * (size_t)width, width, w, eps);
 }
 
-/* Replaces d, the gradient of the norm's output, by the gradient of its input. Adds to dw unless it
- * is NULL. */
+/* Replaces d, the gradient with respect to the norm's output, by the gradient with respect to its
+ * input. Adds the gradient of w to dw unless dw is NULL. */
 static void norm_row_backward(float *d, double *dw, const float *x, int width, float clip,
                               float rstd, const float *w)
 {
@@ -78,7 +78,7 @@ static void norm_rows_backward(float *d, double *dw, const float *x, int rows, i
         norm_row_backward(d, dw, x, width, clip, rstd[i], w);
 }
 
-/* y from x, without rounding x. */
+/* Computes y from x. Intermediate values stay in F32. */
 static void rotate_rows(Tensor y, float *stats, Tensor x, bool by_head, Tensor qnorm, Tensor knorm,
                         Attention a)
 {

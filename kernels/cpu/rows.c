@@ -1,5 +1,5 @@
-/* Rows of images: GELU between the two layers of the projector, and rows moved between the stream
- * and a list of places.
+/* Rows of images: GELU between the two layers of the projector, and copies of rows between the
+ * residual stream and a list of rows.
  *
  *     gelu(x) = x P(x), P(x) = (1 + erf(x / sqrt 2)) / 2        gelu'(x) = P(x) + x exp(-x^2 / 2) / sqrt(2 pi) */
 #include <math.h>

@@ -1,8 +1,8 @@
-/* The scale of an FP8 tensor, from its maximum. It has a file of its own, so that a test can wrap
- * it. */
+/* The scale of an FP8 tensor, from its maximum. This function has a file of its own, so that a test
+ * can wrap it. */
 #include "kernels/cpu/cpu.h"
 
-/* NOTE: amax / h, not h * range, which may overflow. */
+/* NOTE: the comparison uses amax / headroom, because headroom * range may overflow. */
 float scale_within_range(Tensor t, float amax)
 {
     const DType d = t.format.dtype;

@@ -18,7 +18,7 @@ static void save(Tensor gate_up, Tensor wide, LoraProduct product)
     backend_quantize(gate_up, wide);
 }
 
-/* act from gate and up in x. */
+/* Computes act from gate and up, the two halves of each row of x. */
 static void activate(Tensor act, Tensor x)
 {
     const int N = act.rows, F = act.cols;

@@ -1,33 +1,35 @@
 /* One element's AdamW update, for moments in any format, and the rounding of the weights.
  *
- * The arithmetic follows the specification operation by operation: the intrinsics keep the compiler
- * from fusing a product with a sum, and division and square root below are correctly rounded. So
- * weights and moments that are not in FP8 agree with the CPU bit for bit. NOTE: the compiler's own
- * division and square root branch for rare exponents. With three divisions and one root per
- * element, instructions would be the limit, not memory. */
+ * The arithmetic follows the specification operation by operation. The intrinsics keep the compiler
+ * from fusing a product with a sum, and the division and the square root below are correctly
+ * rounded. So F32 and BF16 weights and moments agree with the CPU bit for bit. NOTE: the compiler's
+ * own division and square root contain branches for rare exponents. With three such divisions and
+ * one such root per element, the instruction rate would limit the speed instead of the memory
+ * bandwidth. */
 #pragma once
 #include "kernels/cuda/vector.cuh"
 #include "kernels/random.h"
 
-/* x / d from r, which is 1/d to an ulp: one step takes a quotient with an error of an ulp or two to
- * the correctly rounded one, because the remainder is exact. [Markstein 1990] If |x| < 2^-100,
- * remainders underflow, and the last bit may be wrong. None of 2e8 random quotients differed from
- * the compiler's. */
+/* Computes x / d from r, which is 1/d with an error of at most an ulp. The quotient x r has an
+ * error of an ulp or two. One correction step rounds it correctly, because the remainder is exact
+ * [Markstein 1990]. If |x| < 2^-100, remainders underflow, and the last bit may be wrong. None of
+ * 2e8 random quotients differed from the compiler's. */
 __device__ static inline float divide(float x, float d, float r)
 {
     const float q = __fmul_rn(x, r);
     return __fmaf_rn(__fmaf_rn(-q, d, x), r, q);
 }
 
-/* 1/d for divide: the hardware's approximation and a Newton step. d < 2^126. */
+/* Computes 1/d for `divide`: the hardware's approximation, then a Newton step. d must be below
+ * 2^126. */
 __device__ static inline float reciprocal(float d)
 {
     const float r = inverse_quick(d);
     return __fmaf_rn(__fmaf_rn(-d, r, 1.0f), r, r);
 }
 
-/* The same for the square root. 0 <= x < inf; for x < 2^-126 the result is only known to be <
- * 2^-63. */
+/* Computes the square root of x, 0 <= x < inf, with a Newton step after the hardware's
+ * approximation. For x < 2^-126 the result is below 2^-63, but may be inexact. */
 __device__ static inline float square_root(float x)
 {
     float y;
@@ -53,10 +55,11 @@ __device__ static inline void update(float &w, float &m, float &v, float grad, c
     w = __fsub_rn(w, __fmul_rn(s.a.lr, __fadd_rn(ratio, __fmul_rn(s.a.weight_decay, w))));
 }
 
-/* bf16_round_stochastic of x[0..7], elements from i on, a multiple of 4: two BF16 per word. A dot
- * product of 16-bit halves with bytes, one of which is 1, adds 16 random bits in one instruction; a
- * byte permutation picks two upper halves. The sum is right for infinities too, but may turn NaN
- * into a number: a running sum of products is NaN if any factor is, and rarely otherwise. */
+/* Computes bf16_round_stochastic of x[0..7], the elements from number i on; i is a multiple of 4.
+ * Returns two BF16 per word. A dot product of 16-bit halves with bytes, one of which is 1, adds 16
+ * random bits in one instruction. A byte permutation picks two upper halves. The sum is right for
+ * infinities too, but may turn NaN into a number. So any_nan, a running sum of products, shows
+ * whether some factor is NaN. Rarely any_nan is NaN although no factor is. */
 __device__ static inline uint4 round_pack(const float (&x)[8], uint64_t sequence, uint64_t i)
 {
     const uint64_t bits[2] = { random_bits_of(sequence, i / 4),
@@ -84,14 +87,15 @@ __device__ static inline void store_weights(float *w, const float (&x)[8], uint6
     store_pack(w, x, 8);
 }
 
-/* x[0] is element i, a multiple of 4. */
+/* x[0] is the element with number i, a multiple of 4. */
 __device__ static inline void store_weights(bf16 *w, const float (&x)[8], uint64_t sequence,
                                             uint64_t i)
 {
     *(uint4 *)w = round_pack(x, sequence, i);
 }
 
-/* The number of element `at`, a multiple of 4, as widths and starts of numbering are. */
+/* Returns the number of element `at`. `at` is a multiple of 4, as widths and starts of numbering
+ * are. */
 __device__ static inline uint64_t number_of(uint64_t first, unsigned at, const Numbering &p)
 {
     return first + at + (p.width ? (p.start + at) / p.width * p.skip : 0);
@@ -112,5 +116,5 @@ static inline Step make_step(AdamW a)
     };
 }
 
-/* adamw_fp8.cu: for one or two moments in FP8 groups. */
+/* adamw_fp8.cu: AdamW with one or two moments in FP8 groups */
 void adamw_fp8(Tensor w, Tensor m, Tensor v, Tensor grad, const AdamW &a, uint64_t first);

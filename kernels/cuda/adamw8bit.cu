@@ -1,22 +1,24 @@
 /* AdamW with the 8-bit moments of bitsandbytes (kernels/dynamic8.h): decode, update and encode in
  * registers, in one pass.
  *
- * A warp has a group of 256, a thread eight elements of it; maxima of the new moments by warp
- * reductions. Bytes per element with BF16 weights and gradients: 2 + 2 + 2, four for codes, and
- * 1/16 for scales: 10.06; at the 3.95 TB/s of a copy on an H200, 2.55 ms for 1e9 elements. F32
- * weights: 14.06, each access using half of every sector.
+ * A warp processes a group of 256 elements, eight per thread. Warp reductions compute the maxima of
+ * the new moments. Bytes per element with BF16 weights and gradients: 2 + 2 + 2, four for codes,
+ * and 1/16 for scales, 10.06 in all. At the 3.95 TB/s of a copy on an H200, 1e9 elements take 2.55
+ * ms. With F32 weights an element takes 14.06 bytes, and each access uses half of every sector.
  *
- * Moments follow the specification operation by operation, so codes and scales agree with the CPU
- * bit for bit. Weights use the hardware's approximate root and reciprocal.
+ * The moments are computed operation by operation as in the specification, so codes and scales
+ * agree with the CPU bit for bit. Weights use the hardware's approximate root and reciprocal.
  *
- * NOTE: instructions are the next limit: 60 per element (decode 6, moments 9, weights 7, random
- * rounding 10, maxima 2, encode 16, the rest for loads, stores and addresses), 1.8 ms for 1e9 if an
- * H200 at 1.98 GHz fills every issue slot. Hence no search: the upper half of a float gives the
- * code by one table entry (dynamic8_steps). The third limit is shared memory, one access of 32
- * banks per clock and SM: it holds the maps once per lane, so that decoding has no bank conflicts
- * (2 accesses for 32 elements); the encoder's random accesses take about 3.4 each: 1.1 ms in all.
- * These 87 KiB are filled once per thread block: blocks are persistent, and a warp loads its next
- * group before it computes. */
+ * NOTE: after the memory bandwidth, the instruction rate is the next limit. An element takes 60
+ * instructions (decode 6, moments 9, weights 7, random rounding 10, maxima 2, encode 16, the rest
+ * for loads, stores and addresses). That is 1.8 ms for 1e9 elements if an H200 at 1.98 GHz fills
+ * every issue slot. So the encoder does not search: the upper half of a float selects one table
+ * entry, which gives the code (dynamic8_steps). The third limit is shared memory, which serves one
+ * access of 32 banks per clock and SM. Shared memory holds the maps once per lane, so that decoding
+ * has no bank conflicts (2 accesses for 32 elements). The encoder's random accesses take about 3.4
+ * clocks each. Shared memory takes 1.1 ms in all. The tables, 87 KiB, are filled once per thread
+ * block, because blocks are persistent. A warp loads its next group before it computes the current
+ * one. */
 #include "kernels/cuda/adamw.cuh"
 extern "C" {
 #include "kernels/dynamic8.h"
@@ -32,7 +34,7 @@ enum {
 };
 
 struct Tables {
-    float map[2][256]; /* m, v */
+    float map[2][256]; /* of m, of v */
     uint32_t steps[2][DYNAMIC8_STEPS];
 };
 
@@ -42,13 +44,13 @@ struct Shared {
 };
 
 struct Moments {
-    uint8_t *codes[2]; /* m, v */
+    uint8_t *codes[2]; /* of m, of v */
     float *absmax[2];
-    /* bits of the smallest number of DYNAMIC8 with rank 1 */
+    /* bits of the smallest number that has rank 1 in DYNAMIC8 */
     uint32_t least;
 };
 
-/* A thread's part of a group. */
+/* One thread's elements of a group. */
 template <typename TW, typename TG>
 struct Loaded {
     Pack<TW> w;
@@ -73,11 +75,11 @@ __device__ static inline Loaded<TW, TG> load_group(const TW *w, const TG *grad, 
     return x;
 }
 
-/* Addresses of the tables in shared memory. NOTE: 32-bit, so that the dot products below add to
- * them at no cost. */
+/* Addresses of the tables in shared memory. NOTE: the addresses have 32 bits, so that the dot
+ * products below add them at no cost. */
 struct TableAddresses {
-    unsigned map; /* address of m's map for this lane; the map of v is MAP_BYTES after it */
-    /* address in m's table where the entry of 0.0f would be; the table of v is STEPS_BYTES after
+    unsigned map; /* m's map for this lane; v's map is MAP_BYTES after it */
+    /* the address that the entry of 0.0f would have in m's table; v's table is STEPS_BYTES after
      * it */
     unsigned steps;
 };
@@ -97,8 +99,8 @@ __device__ static inline T shared_at(unsigned address)
     return *(const T *)__cvta_shared_to_generic(address);
 }
 
-/* A dot product of four codes with one 128 and zeros is the offset of that code's values, 128 bytes
- * per code. */
+/* The offset of a code's value in the map is 128 bytes times the code. A dot product of four codes
+ * with one 128 and three zeros computes this offset. */
 __device__ static inline void decode_codes(float (&x)[EACH], unsigned map, int offset, uint2 codes,
                                            float absmax)
 {
@@ -110,7 +112,7 @@ __device__ static inline void decode_codes(float (&x)[EACH], unsigned map, int o
     }
 }
 
-/* max|x| over the warp, ignoring NaN: floats >= 0 have the order of their bits. */
+/* Returns max|x| over the warp, ignoring NaN. Floats >= 0 have the order of their bits. */
 __device__ static inline float group_abs_max(const float (&x)[EACH])
 {
     float a = 0;
@@ -120,7 +122,8 @@ __device__ static inline float group_abs_max(const float (&x)[EACH])
     return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(a)));
 }
 
-/* The same for numbers >= 0, with NaN as the largest: the maximum of their bits. */
+/* Returns the maximum over the warp of numbers >= 0, or NaN if any of them is NaN. The result is
+ * the maximum of the bits of these numbers. */
 __device__ static inline float group_max_or_nan(const float (&x)[EACH])
 {
     uint32_t a = 0;
@@ -130,15 +133,15 @@ __device__ static inline float group_max_or_nan(const float (&x)[EACH])
     return __uint_as_float(__reduce_max_sync(0xffffffffu, a));
 }
 
-/* dynamic8_inverse. In this range `reciprocal` equals the compiler's correctly rounded __frcp_rn,
- * without its slow path. */
+/* Computes dynamic8_inverse. In this range `reciprocal` equals the compiler's correctly rounded
+ * __frcp_rn, but lacks the slow path of __frcp_rn. */
 __device__ static inline float group_inverse(float absmax)
 {
     return absmax >= 0x1p-126f && absmax < 0x1p126f ? reciprocal(absmax) : 0.0f;
 }
 
-/* prmt.b32 with bit 3 of a selector fills a byte with the sign of the selected one; __byte_perm
- * cannot. */
+/* Fills each byte with the sign of one word. prmt.b32 does this if bit 3 of a selector is set;
+ * __byte_perm cannot. */
 __device__ static inline uint32_t sign_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d)
 {
     uint32_t low, high;
@@ -147,22 +150,23 @@ __device__ static inline uint32_t sign_bytes(uint32_t a, uint32_t b, uint32_t c,
     return __byte_perm(low, high, 0x5410);
 }
 
-/* The third byte of each word. */
+/* Returns the third byte of each word, in one word. */
 __device__ static inline uint32_t rank_bytes(uint32_t a, uint32_t b, uint32_t c, uint32_t d)
 {
     return __byte_perm(__byte_perm(a, b, 0x0062), __byte_perm(c, d, 0x0062), 0x5410);
 }
 
-/* bits + entry of dynamic8_steps. The dot product of a float's halves with 0 and 4 is the offset of
- * the entry. */
+/* Returns the bits of x plus the entry of dynamic8_steps for x. The dot product of the float's
+ * halves with 0 and 4 is the offset of the entry. */
 __device__ static inline uint32_t rank_of(float x, unsigned steps, int offset)
 {
     const uint32_t bits = __float_as_uint(x);
     return bits + shared_at<uint32_t>(__dp2a_lo(bits, (unsigned)sizeof bits << 8, steps) + offset);
 }
 
-/* |x| inverse is at most 1, or NaN, which fmaxf replaces. Smaller numbers are replaced by the smallest number of rank 1 if x is
- * negative, else by the float before it, which has rank 0. */
+/* The product |x| * inverse is at most 1. If it is NaN, fmaxf replaces it. A product below the
+ * smallest number of rank 1 is replaced: by this number if x is negative, else by the float before
+ * it, which has rank 0. */
 __device__ static inline uint32_t encode_signed(const float *x, float inverse, unsigned steps,
                                                 uint32_t least)
 {
@@ -195,9 +199,10 @@ __device__ static inline void update_moments(float &m, float &v, float grad, con
     m = __fadd_rn(__fmul_rn(s.beta1, m), __fmul_rn(s.rest1, g));
 }
 
-/* Two weights, which share one reciprocal: 1/a = b (1/ab), finite if sqrt(c2) eps > 2^-63. With u =
- * 2^-24 the quotient's error is 2 u each for root and reciprocal, and u each for a sum and four
- * products: 9 u; w has a further error of 3 u of itself. rate: s.rate times s.keep. */
+/* Updates two weights, which share one reciprocal: 1/a = b (1/ab), finite if sqrt(c2) eps > 2^-63.
+ * With u = 2^-24, the root and the reciprocal add an error of 2 u each to the quotient, and a sum
+ * and four products add u each, 9 u in all. w has a further error of 3 u of its own size. rate:
+ * s.rate times s.keep. */
 __device__ static inline void update_weights(float *w, const float *m, const float *v,
                                              const Dynamic8Step &s, float rate)
 {
@@ -207,8 +212,8 @@ __device__ static inline void update_weights(float *w, const float *m, const flo
     w[1] = __fmaf_rn(rate, m[1] * (a * r), s.keep * w[1]);
 }
 
-/* Changes the group's new moments, their maxima (drop_moments) and weights (keep_weights) where a
- * gradient is not finite. */
+/* Both functions handle gradients that are not finite. drop_moments sets the new moments of such
+ * elements to 0 and recomputes the group's maxima. keep_weights restores the old weights. */
 template <typename TG>
 __device__ static inline void drop_moments(float (&m)[EACH], float (&v)[EACH], float (&top)[2],
                                            const Pack<TG> &grad)
@@ -245,7 +250,7 @@ __device__ static inline void step_group(TW *w, const Moments &t, const Loaded<T
     for (int i = 0; i < EACH; i++)
         update_moments(mx[i], vx[i], x.grad[i], s);
     float top[2] = { group_abs_max(mx), group_max_or_nan(vx) };
-    const bool rare = !isfinite(top[1]); /* v is not finite where a gradient is not */
+    const bool rare = !isfinite(top[1]); /* v is not finite if the gradient is not finite */
     if (rare)
         drop_moments(mx, vx, top, x.grad);
 #pragma unroll
@@ -277,7 +282,7 @@ __device__ static inline void fill(Shared &shared, const Tables *tables)
     __syncthreads();
 }
 
-/* n: whole groups. */
+/* n: number of elements, in whole groups */
 template <typename TW, typename TG>
 __global__ __launch_bounds__(THREADS,
                              BLOCKS) void adamw8bit_kernel(TW *w, Moments t, const TG *grad,
@@ -285,7 +290,7 @@ __global__ __launch_bounds__(THREADS,
                                                            Dynamic8Step s, uint64_t sequence,
                                                            uint64_t first, Numbering numbering)
 {
-    /* alternates registers, without moves, if there are enough */
+    /* unrolling by two alternates registers without moves, if there are enough registers */
     constexpr int UNROLL = sizeof(TW) + sizeof(TG) == 4 ? 2 : 1;
     extern __shared__ uint4 memory[];
     Shared &shared = *(Shared *)memory;
@@ -304,7 +309,7 @@ __global__ __launch_bounds__(THREADS,
     }
 }
 
-/* In device memory, the same for all calls. */
+/* Returns the tables in device memory. All calls share them. */
 static const Tables *device_tables(void)
 {
     static Tables *tables;
@@ -318,7 +323,7 @@ static const Tables *device_tables(void)
         }
         tables = (Tables *)device_alloc(sizeof host);
         backend_device_put(tables, &host, sizeof host);
-        device_sync(); /* later calls may use other queues */
+        device_sync(); /* because later calls may use other queues */
     }
     return tables;
 }

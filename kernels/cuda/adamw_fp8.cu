@@ -1,38 +1,41 @@
 /* AdamW with FP8 moments in groups of 128 [COAT sec. 4]: decode, update and encode in registers, in
- * one pass. For two FP8 moments, or one with a dense other: FP8-LM has m in FP8 and v in 16 bits
- * [Peng et al. 2023, arXiv 2310.18313].
+ * one pass. One or both moments are in FP8. If one is, the other is in F32 or BF16: FP8-LM has m in
+ * FP8 and v in 16 bits [Peng et al. 2023, arXiv 2310.18313].
  *
- * Eight threads share a group, sixteen elements each: maximum and minimum of the new moments by
- * shuffles. Bytes per element with BF16 weights and gradients: 2 + 2 + 2, four for codes, and 1/16
- * for scales (expanded 1/8): 10.06 or 10.13; with v in BF16 12.03 or 12.06, in F32 16.03 or 16.06,
- * where each access to v uses half of every sector.
+ * Eight threads share a group, with sixteen elements each. Shuffles compute the maximum and minimum
+ * of the new moments. Bytes per element with BF16 weights and gradients: 2 + 2 + 2, four for codes,
+ * and 1/16 for scales (1/8 with dynamic range expansion), 10.06 or 10.13 in all. With v in BF16 an
+ * element takes 12.03 or 12.06 bytes. With v in F32 it takes 16.03 or 16.06 bytes, and each access
+ * to v uses half of every sector.
  *
- * Rounding: powers are 2^(k log2 x) with the hardware's approximations, which err by a few 2^-22 in
- * the exponent; root and quotient are approximations too. So a code may differ by one from the
- * specification's if a value is that close to the midpoint of two. NOTE: special functions are the
- * limit, not memory: 16 per clock and SM, and an element takes 10 1/4 of them with both moments
- * expanded (4 each, 1 1/2 in the update, the rest per group), and some 45 other instructions. Hence
- * approximations that flush to zero (others scale their arguments), constants from the host,
- * formats as template parameters, and one reciprocal for two elements. */
+ * Rounding: powers are 2^(k log2 x) with the hardware's approximations, whose exponent has an error
+ * of a few 2^-22. The root and the quotient are approximations too. If a value lies within this
+ * error of the midpoint between two codes, its code may differ by one from the specification's.
+ * NOTE: the rate of special functions limits the speed; the memory bandwidth does not. An SM
+ * computes 16 special functions per clock. With both moments expanded an element takes 10 1/4 of
+ * them (4 per moment, 1 1/2 in the update, the rest per group), and some 45 other instructions. So
+ * the kernel uses approximations that flush to zero (other approximations scale their arguments),
+ * constants from the host, formats as template parameters, and one reciprocal for two elements. */
 #include "kernels/cuda/adamw.cuh"
 #include "kernels/cuda/moments.cuh"
 
 /* The update rearranged, with the corrections c1 and c2:
  *     m / c1 / (sqrt(v / c2) + eps) = sqrt(c2) / c1 * m / (sqrt(v) + sqrt(c2) eps)
  *     w - lr (... + weight_decay w) = (1 - lr weight_decay) w - lr (...)
- * With u = 2^-24 the quotient's error is 2 u each for root and reciprocal, and u each for two
- * constants, a sum and three products: 10 u; w has a further error of 3 u of itself. */
+ * With u = 2^-24, the root and the reciprocal add an error of 2 u each to the quotient, and two
+ * constants, a sum and three products add u each, 10 u in all. w has a further error of 3 u of its
+ * own size. */
 struct QuickStep {
     float rest1, rest2; /* (1 - beta1) grad_scale, (1 - beta2) grad_scale^2 */
     float keep;         /* 1 - lr weight_decay */
     float rate;         /* lr sqrt(c2) / c1 */
     float eps;          /* eps sqrt(c2) */
-    uint64_t sequence;  /* sequence of the random bits */
+    uint64_t sequence;  /* random_sequence(seed) */
 };
 
-/* Two elements, which share one reciprocal: 1/a = b (1/ab). A root is 0 or at least 2^-63, so 1/ab
- * is finite if sqrt(c2) eps > 2^-63; a gradient that is infinite or NaN, or has such a square,
- * spoils both elements. On entry m and v are the old moments times beta. */
+/* Updates two elements, which share one reciprocal: 1/a = b (1/ab). A root is 0 or at least 2^-63,
+ * so 1/ab is finite if sqrt(c2) eps > 2^-63. If a gradient or its square is infinite or NaN, both
+ * elements are spoiled. On entry m and v are the old moments times beta. */
 __device__ static inline void update_two(float *w, float *m, float *v, float g0, float g1,
                                          const QuickStep &s)
 {
@@ -46,8 +49,8 @@ __device__ static inline void update_two(float *w, float *m, float *v, float g0,
     w[1] = __fmaf_rn(-s.rate, m[1] * (a * r), s.keep * w[1]);
 }
 
-/* n: a multiple of GROUP. Threads after the end recompute the last group, for the shuffles, and
- * store nothing. */
+/* n: number of elements, a multiple of GROUP. Threads after the end recompute the last group,
+ * because all threads must call the shuffles, and store nothing. */
 template <class FM, class FV, typename TW, typename TG>
 __global__ __launch_bounds__(THREADS, 3) void adamw_fp8_kernel(TW *w, Moment m, Moment v,
                                                                const TG *grad, unsigned n,
@@ -99,9 +102,9 @@ static Moment moment(const char *name, Tensor t, int n, float beta)
 }
 
 /* NOTE: these functions leave out combinations without a kernel. `if constexpr` around a launch in
- * a lambda would not do: nvcc 13.0 compiles it, but the kernels are then not registered at run
+ * a lambda would be shorter. nvcc 13.0 compiles it, but does not register the kernels at run
  * time. */
-/* f(the Forms of m and v), at least one of them FP8; optimizer.cu has the others. */
+/* Calls f(forms of m and v). At least one of them is FP8; optimizer.cu has the other cases. */
 template <typename F>
 static void with_forms(Tensor m, Tensor v, F f)
 {

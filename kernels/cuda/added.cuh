@@ -1,17 +1,18 @@
 /* The skeleton of operations that add an adapter's product to their input: rope_lora.cu,
  * swiglu_lora.cu, swiglu_lora_backward.cu.
  *
- * A warp has two strips, 16 tokens at a time, with loads of the next tokens in flight. A kernel says
- * which strips these are and what it makes of their sums, which it may save and write in several
- * formats. */
+ * A warp processes two strips (32 columns each) of 16 tokens at a time, while the loads of the next
+ * tokens are in flight. Each kernel chooses its strips and what it computes from their sums. A
+ * kernel may save the sums, and it writes results, in several formats. */
 #pragma once
 #include "kernels/cuda/strips.cuh"
 
 constexpr int ADDED_TOKENS = 256, ADDED_THREADS = 32 * STRIP_WARPS;
-constexpr int SCALE_BYTES = ADDED_TOKENS * 4; /* of group scales, per warp */
+constexpr int SCALE_BYTES = ADDED_TOKENS * 4; /* bytes of group scales per warp */
 
-/* A block has tokens first .. end - 1. A thread has eight columns, from `eight` on, of both strips
- * of warp number `warp` of column_warps; first of tokens n and n + 8. */
+/* The elements of a thread. Its block has tokens first .. end - 1. The thread has eight columns,
+ * from `eight` on, in both strips of warp number `warp` of column_warps. Its first tokens are n and
+ * n + 8. */
 struct Place {
     int column_warps, warp, eight, first, end, n, step;
     __device__ Place(const Layout &l, int N)
@@ -24,15 +25,16 @@ struct Place {
     }
 };
 
-/* The input from the thread's first column on; rows of `width`, the second strip `apart` columns
- * after the first. NOTE: with int sizes more registers spill. */
+/* The input, from the thread's first column on. Rows have `width` elements; the second strip begins
+ * `apart` columns after the first. NOTE: with sizes of type int more registers spill. */
 struct Input {
     const bf16 *x;
     int rows;
     size_t width, apart;
 };
 
-/* The thread's packs of tokens n and n + 8; after the end those of the last row. */
+/* Loads the thread's packs of tokens n and n + 8. Beyond the last row, loads the packs of the last
+ * row. */
 __device__ inline void load_tokens(Pack<bf16> (&to)[2][2], const Input &in, int n)
 {
 #pragma unroll
@@ -41,9 +43,9 @@ __device__ inline void load_tokens(Pack<bf16> (&to)[2][2], const Input &in, int 
             in.x + (size_t)min(n + i / 2 * 8, in.rows - 1) * in.width + i % 2 * in.apart, 8);
 }
 
-/* use(i, token, the thread's sums of both strips) for all tokens; i: 0, or 1 for the second of two.
- * load(n): further loads for tokens n and n + 8. xa: as in add_product, strip: as in
- * hold_matrix. */
+/* Calls use(i, token, the thread's sums in both strips) for all tokens. i is 0 for token n and 1
+ * for token n + 8. load(n) starts further loads for tokens n and n + 8. xa is as in add_product,
+ * strip as in hold_matrix. */
 template <class Load, class StripOf, class Use>
 __device__ inline void for_sums(const Place &t, const Product &p, const Input &in,
                                 const int (&xa)[2], StripOf strip, Load load, Use use)
@@ -75,7 +77,7 @@ __device__ inline void for_sums(const Place &t, const Product &p, const Input &i
     }
 }
 
-/* strips: pairs of strips of a row. each: as in choose_product. */
+/* strips: number of pairs of strips in a row; each: as in choose_product. */
 template <class... Parameters, class... Arguments>
 static inline void launch_added(void (*kernel)(Parameters...), const Product &p, int each,
                                 int strips, int N, Arguments... arguments)
@@ -88,7 +90,7 @@ static inline void launch_added(void (*kernel)(Parameters...), const Product &p,
     LAUNCH_CHECK();
 }
 
-/* Whether a grid has enough blocks for the rows of x, and there are any. */
+/* Returns true if x has rows, and at most as many as a grid can process. */
 static inline bool has_rows(Tensor x)
 {
     return x.rows > 0 && x.rows <= 65535 * ADDED_TOKENS;
@@ -99,19 +101,20 @@ static inline bool has_rows(Tensor x)
 enum Save { SAVE_NONE, SAVE_BF16, SAVE_GROUPS };
 
 struct SaveOut {
-    bf16 *data;      /* SAVE_BF16 */
-    GroupOut groups; /* SAVE_GROUPS */
+    bf16 *data;      /* for SAVE_BF16 */
+    GroupOut groups; /* for SAVE_GROUPS */
 };
 
-/* Scales of groups in shared memory, [token][slot] with slots 4 warp + 2 strip + half of it. */
+/* Returns the scales of groups in shared memory, [token][slot]. The slot is 4 warp + 2 strip +
+ * number (0 or 1) of the half of the strip. */
 __device__ inline uint8_t *held_scales(const Product &p)
 {
     extern __shared__ uint4 packs[];
     return (uint8_t *)(packs + p.layout.column_warps * (p.layout.steps * 4 * 32));
 }
 
-/* Saves eight neighbours at element `at` if inside, and sets v to the saved values; a group's scale
- * is stored in *scale. All threads of a warp must call it. */
+/* Saves eight neighbouring values v at element `at` if `inside`, and sets v to the saved values.
+ * Stores a group's scale in *scale. All threads of a warp must call this function. */
 template <Save SAVE>
 __device__ inline void save_values(const SaveOut &out, size_t at, float (&v)[8], uint8_t *scale,
                                    bool inside)
@@ -133,8 +136,8 @@ __device__ inline void save_values(const SaveOut &out, size_t at, float (&v)[8],
     }
 }
 
-/* Saves a token's sums, those of the second strip `apart` elements after `at`. Unless EXACT, sets v
- * to the saved values. */
+/* Saves a token's sums. The sums of the second strip go `apart` elements after `at`. Unless EXACT,
+ * sets v to the saved values. */
 template <Save SAVE, bool EXACT>
 __device__ inline void save_token(const SaveOut &out, uint8_t *held, const Place &t, int token,
                                   size_t at, int apart, float (&v)[2][8], bool inside)
@@ -153,7 +156,8 @@ __device__ inline void save_token(const SaveOut &out, uint8_t *held, const Place
     }
 }
 
-/* Stores the scales of the block's tokens. column(slot): the group's first column; < 0: none. */
+/* Stores the scales of the block's tokens. column(slot) is the first column of the slot's group, or
+ * negative if there is no group. */
 template <class F>
 __device__ inline void store_scales(const SaveOut &out, const uint8_t *held, const Place &t,
                                     int cols, F column)
@@ -167,14 +171,14 @@ __device__ inline void store_scales(const SaveOut &out, const uint8_t *held, con
 
 /* ---- results --------------------------------------------------------------------------------- */
 
-/* TO_CODES_IN_RANGE: both TO_AMAX and TO_CODES. */
+/* TO_CODES_IN_RANGE does what TO_AMAX and TO_CODES do. */
 enum To { TO_BF16, TO_AMAX, TO_CODES, TO_CODES_IN_RANGE };
 
 struct Result {
-    bf16 *data;      /* TO_BF16 */
-    float *amax;     /* TO_AMAX */
-    TileOut codes;   /* TO_CODES */
-    AmaxProbe probe; /* of an earlier pass in range; amax NULL: none */
+    bf16 *data;      /* for TO_BF16 */
+    float *amax;     /* for TO_AMAX */
+    TileOut codes;   /* for TO_CODES */
+    AmaxProbe probe; /* what a TO_CODES_IN_RANGE pass measured; amax NULL: no such pass */
 };
 
 template <To TO>
@@ -182,7 +186,7 @@ constexpr bool MEASURES = TO == TO_AMAX || TO == TO_CODES_IN_RANGE;
 template <To TO>
 constexpr bool ENCODES = TO == TO_CODES || TO == TO_CODES_IN_RANGE;
 
-/* Whether an earlier pass has written the result. */
+/* Returns true if an earlier pass has written the result. */
 template <To TO>
 __device__ inline bool is_written(const Result &out)
 {
@@ -195,7 +199,8 @@ __device__ inline float inverse_scale(const Result &out)
     return ENCODES<TO> ? 1.0f / tile_scale(out.codes, *tile_scale_from(out.codes)) : 0.0f;
 }
 
-/* Stores or measures eight neighbours at element `at`; m: the largest so far. */
+/* Stores eight neighbouring values at element `at`, or includes them in m, the largest absolute
+ * value so far, or both. */
 template <To TO>
 __device__ inline void put(const Result &out, size_t at, const float (&v)[8], float inverse,
                            float &m, bool inside)

@@ -13,7 +13,7 @@ static void check_supported(const char *op, Tensor y, Tensor qkv, Attention a)
             format_name(y.format));
 }
 
-/* A window that excludes no key counts as none, which changes no bit. */
+/* A window that excludes no key counts as no window. The bits are the same. */
 static int window_of(Attention a, Documents docs)
 {
     return a.window < (docs.count ? docs.longest : a.T) ? a.window : 0;

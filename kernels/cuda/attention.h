@@ -1,4 +1,4 @@
-/* Internal to attention: its two sets of kernels, and how both divide documents into blocks. */
+/* Declarations for attention's two sets of kernels, and the division of documents into blocks. */
 #pragma once
 #include "kernels/cuda/cuda.h"
 
@@ -6,26 +6,27 @@
 extern "C" {
 #endif
 
-/* A document: `length` tokens from `start` on; its block i is block first + i of all. */
+/* A document: `length` tokens from `start` on. Its block i is block first + i of all documents'
+ * blocks. */
 typedef struct {
     int start, length, first;
 } Packed;
 
 /* Documents divided into blocks of `size` tokens; long documents come first. */
 typedef struct {
-    int count, split; /* split: blocks of documents with several; these come first */
-    /* (count), device memory: the document of each block; NULL: documents are sequences */
+    int count, split; /* split: blocks of documents with several blocks; these come first */
+    /* (count), device memory: the document of each block; NULL: each document is a sequence */
     const Packed *table;
 } Blocks;
 Blocks attention_blocks(Attention a, Documents docs, int size);
 
-/* attention_sm90.cu, only where runs_on_hopper(): BF16 rows, D 64, 96 or 128. lse: (B, H, T), with
- * documents (N, H). */
+/* attention_sm90.cu, for BF16 rows with D = 64, 96 or 128. Call it only if runs_on_hopper(). lse is
+ * (B, H, T), or (N, H) with documents. */
 void attention_sm90_forward(Tensor y, float *lse, Tensor qkv, Attention a, Documents docs);
 void attention_sm90_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse,
                              Attention a, Documents docs);
 
-/* attention_mma.cu: F32 or BF16 rows, any even D up to 256. lse: (B, H, T). */
+/* attention_mma.cu, for F32 or BF16 rows and any even D up to 256. lse is (B, H, T). */
 void attention_mma_forward(Tensor y, float *lse, Tensor qkv, Attention a, Documents docs);
 void attention_mma_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse,
                             Attention a, Documents docs);

@@ -1,28 +1,30 @@
-/* Attention of a sequence's next tokens over a cache, in F32 arithmetic; the equations are in
+/* Attention of a sequence's next tokens over a cache, in F32 arithmetic. The equations are in
  * kernels/cpu/attention.c.
  *
- * A single token would give one block per head, too few for the GPU, so keys are divided into
- * splits: a block has one head of one token and one split, and stores its maximum, sum and weighted
- * values; a second kernel combines the splits [Dao et al. 2023, Flash-Decoding]. The number of
- * splits depends only on the shape, and all sums have one order, so the bits are always the same.
- * The tokens of a prompt give enough blocks: they read keys from the L2 cache once per token.
+ * A single token would give one block per head, too few for the GPU. So the keys are divided into
+ * splits. A block processes one split for one head of one token, and stores the split's maximum,
+ * sum and weighted values. A second kernel combines the splits [Dao et al. 2023, Flash-Decoding].
+ * The number of splits depends only on the shape, and all sums have one order, so the bits are
+ * always the same. The tokens of a prompt give enough blocks; each token's blocks read the keys
+ * from the L2 cache.
  *
- * Threads: a warp takes KEYS keys at a time; a lane holds elements lane, lane + 32, ... of the
- * head. Bytes: keys and values, once per query head of their group, the first time from memory. */
+ * A warp takes KEYS keys at a time; a lane holds elements lane, lane + 32, ... of the head. The
+ * kernel reads keys and values once per query head of their group. The first read is from
+ * memory. */
 #include "kernels/cuda/cuda.h"
 
 static constexpr int KEYS = 8, WARPS = 4, THREADS = 32 * WARPS;
-/* splits are made for BLOCKS blocks, with at least LEAST_KEYS keys */
+/* the number of splits gives about BLOCKS blocks, and a split has at least LEAST_KEYS keys */
 static constexpr int BLOCKS = 1024, LEAST_KEYS = 64;
 
 struct Shape {
     int H, K, D, qkv_width, kv_width;
     float scale;
-    int past, window; /* window: larger than any distance if there is none */
+    int past, window; /* window exceeds any distance if attention has no window */
     int splits;
 };
 
-/* A range of keys. split_of: split number `split` of the keys that token t sees. */
+/* A range of keys. split_of returns split number `split` of the keys that token t sees. */
 struct Range {
     int from, to;
 };
@@ -52,7 +54,7 @@ __global__ void append_kernel(T *k, T *v, const T *qkv, Shape s)
     }
 }
 
-/* Rows first .. first + KEYS - 1 of a head; zeros from row `end` on. */
+/* Loads rows first .. first + KEYS - 1 of a head. Rows from `end` on become zeros. */
 template <typename T, int C>
 __device__ static void load_rows(float (&x)[KEYS][C], const T *columns, int width, int first,
                                  int end, int D)
@@ -67,7 +69,8 @@ __device__ static void load_rows(float (&x)[KEYS][C], const T *columns, int widt
                           : 0.0f;
 }
 
-/* Combines the warps' results, one per row of `shared` (D + 2), in the order of the warps. */
+/* Combines the results of the warps, in the order of the warps. Each warp's result is a row of
+ * `shared` (D + 2). */
 __device__ static void merge_warps(float *to, const float *shared, int D)
 {
     float top = -INFINITY, sum = 0;
@@ -144,7 +147,7 @@ __global__ void __launch_bounds__(THREADS)
     merge_warps(split_at(splits, s, t, h, blockIdx.y), shared, s.D);
 }
 
-/* A split without keys has -infinity and zeros. */
+/* For a split without keys the kernel stores -infinity as maximum, and zeros. */
 template <typename T>
 __global__ void merge_kernel(T *y, float *splits, Shape s)
 {
@@ -166,8 +169,8 @@ __global__ void merge_kernel(T *y, float *splits, Shape s)
 template <typename T, int C>
 static void launch(Tensor y, Tensor qkv, KvCache cache, const Shape &s, int tokens)
 {
-    /* scratch memory for the largest number of splits, so that it does not grow from token to
-     * token */
+    /* Scratch memory for the largest number of splits, so that its size does not grow from token to
+     * token. */
     const size_t heads = (size_t)tokens * s.H, most = heads > BLOCKS ? heads : BLOCKS;
     float *splits =
         (float *)device_scratch(most * (s.D + 2) * sizeof(float), SCRATCH_ATTENTION_OWN);

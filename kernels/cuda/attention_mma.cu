@@ -1,12 +1,12 @@
-/* Launches attention by mma.sync: one kernel forward, two backward. The backward workspace has, per
- * token and query head, a float and, if documents are longer than a block of keys, a row of dq in
- * F32. */
+/* Launches attention by mma.sync: one kernel in forward, two in backward. The workspace of backward
+ * has a float per token and query head. If documents are longer than a block of keys, it also has a
+ * row of dq in F32 per token and query head. */
 #include "kernels/cuda/attention_mma.cuh"
 
 struct Tensors {
     Tensor y, qkv, dy, dqkv;
     float *lse;
-}; /* arguments of forward: y, qkv, lse */
+}; /* forward uses y, qkv, lse */
 
 static void describe(Work *w, Attention a, Documents docs, int size)
 {
@@ -75,7 +75,7 @@ static void launch_gradients(const Tensors &t, Attention a, Documents docs)
     LAUNCH_CHECK();
 }
 
-/* The first kernel that fits into shared memory. */
+/* Launches the first kernel that fits into shared memory. */
 template <class First, class... Others>
 struct Choice {
     static void launch(const Tensors &t, Attention a, Documents docs)
@@ -88,7 +88,8 @@ struct Choice {
 };
 
 /* The kernels for a head width, the fastest first. Template arguments: pairs of warps, M (16 M keys
- * each), queries per tile, buffered tiles of queries. Behind each: KiB of shared memory. */
+ * for each pair), queries per tile, number of buffered tiles of queries. The comment behind each
+ * kernel is its shared memory in KiB. */
 template <typename T, int D>
 struct Table;
 template <>

@@ -1,45 +1,46 @@
-/* The kernels of attention by mma.sync, for GPUs of compute capability 8.0 and later;
- * attention_mma.cu launches them. Equations: kernels/cpu/attention.c; the structure is
- * FlashAttention-2's [Dao 2023]; mma.cuh has the products.
+/* The kernels of attention by mma.sync, for GPUs of compute capability 8.0 and later.
+ * attention_mma.cu launches them. The equations are in kernels/cpu/attention.c, the products in
+ * mma.cuh. The structure is FlashAttention-2's [Dao 2023].
  *
- * Head widths below D run as D: copies fill the other columns with zeros, and also rows after the
- * end of a document: queries there have dy = 0 and add nothing, keys there come after every
- * query. */
+ * D is the width of a tile. If heads are narrower, copies fill the other columns with zeros. Copies
+ * also fill rows after the end of a document with zeros: queries there have dy = 0 and add nothing,
+ * and keys there come after every query. */
 #pragma once
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/mma.cuh"
 
-/* Arguments of all kernels. q, k, v of a head are columns of the rows of qkv; y and dy have
- * separate rows. */
+/* Arguments of all kernels. The q, k and v of a head are columns of qkv. y and dy are separate
+ * tensors. */
 struct Work {
-    int N, T, H, K, D, window; /* window: a number of keys, T if there is none */
+    int N, T, H, K, D, window; /* window: a number of keys; T if attention has no window */
     int width;                 /* elements per token of qkv */
-    float scale, scale_log2;   /* multiply scores; scale_log2: for powers of 2 */
+    float scale, scale_log2;   /* factors of scores; scale_log2 is for powers of 2 */
     Blocks blocks;
 };
 
-/* Arguments of backward. A slot is a tile of queries of a head: number of the tile * H + head. */
+/* Arguments of backward. A slot is a tile of queries of one head. Its number is tile * H + head. */
 struct Backward : Work {
     float *delta; /* (H, N): dy . y */
-    float *dq;    /* (slots, tile): sums without scale, in the order of threads */
-    int *turn;    /* (slots): number of blocks of keys that have added */
-    int *ticket;  /* number of thread blocks that have begun */
+    float *dq;    /* (slots, tile): sums before scaling, in the order of threads */
+    int *turn;    /* (slots): number of blocks of keys that have added to the tile */
+    int *ticket;  /* number of thread blocks that have started */
 };
 
 __device__ inline int warp_number()
 {
-    /* tells the compiler that it is uniform in a warp */
+    /* tells the compiler that the number is the same in all lanes of a warp */
     return __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
 }
 
-/* Index of token n of head h in (B, H, T). */
+/* Returns the index in lse (B, H, T) of token n of head h. */
 __device__ inline int64_t lse_index(const Work &w, int n, int h)
 {
     return ((int64_t)(n / w.T) * w.H + h) * w.T + n % w.T;
 }
 
-/* Minus infinity where the query does not see the key. SIDE 1: rows are queries, columns keys; -1:
- * the other way round. first: position of the tile's first query minus that of its first key. */
+/* Sets a score to minus infinity where the query does not see the key. SIDE 1: rows are queries,
+ * columns are keys. SIDE -1: rows are keys, columns are queries. first: position of the tile's
+ * first query minus position of its first key. */
 template <int SIDE, int M, int N>
 __device__ inline void mask(float (&score)[M][N][4], int first, int window)
 {
@@ -55,7 +56,8 @@ __device__ inline void mask(float (&score)[M][N][4], int first, int window)
                     score[m][n][i] = -INFINITY;
 }
 
-/* Stores d times `factor` as T: rows below `rows`, columns below `columns`. */
+/* Stores d times `factor` with element type T, for rows below `rows` and columns below
+ * `columns`. */
 template <typename T, int M, int N>
 __device__ inline void store_rows(T *to, int width, const float (&d)[M][N][4], float factor,
                                   int rows, int columns)
@@ -74,7 +76,7 @@ __device__ inline void store_rows(T *to, int width, const float (&d)[M][N][4], f
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
-/* Four warps have 16 M queries each, and loop over tiles of keys. */
+/* Four warps process 16 M queries each, and loop over tiles of keys. */
 template <typename T, int WIDTH>
 struct Forward {
     static constexpr int D = WIDTH, ROW = PITCH<T, D>, THREADS = 128;
@@ -86,17 +88,18 @@ struct Forward {
     static constexpr int BYTES = QUERIES * ROW + 2 * TILE;
 };
 
-/* Powers of 2 by which a score may exceed its row's `top` before sums are rescaled. */
+/* A score may exceed its row's `top` by this power of 2 before the sums are rescaled. */
 static constexpr float SLACK = 8;
 
-/* For a thread's rows: the reference of their scores, and sums of weights over the thread's
- * columns. */
+/* For each of a thread's rows: `top`, the reference of the row's scores, and `sum`, the sum of
+ * weights over the thread's columns. */
 template <int M>
 struct Rows {
     float top[M][2], sum[M][2];
 };
 
-/* Replaces scores by weights; rescales `out`, the sum so far, to the same top. */
+/* Replaces scores by weights relative to `top`. If `top` grows, rescales `out`, the sum so far, to
+ * the new `top`. */
 template <int M, int N, int C>
 __device__ inline void weigh(float (&score)[M][N][4], Rows<M> &rows, float (&out)[M][C][4],
                              float scale_log2)
@@ -139,7 +142,7 @@ __device__ inline void weigh(float (&score)[M][N][4], Rows<M> &rows, float (&out
                 out[m][c][i] *= factor[m][i / 2];
 }
 
-/* Writes y and lse of a warp's first `exist` queries; n: the first one. */
+/* Writes y and lse of the first `exist` queries of a warp, whose first query is n. */
 template <typename T, int M, int C>
 __device__ inline void finish(T *y, float *lse, const Work &w, Rows<M> &rows, float (&out)[M][C][4],
                               int n, int h, int exist)
@@ -163,9 +166,10 @@ __device__ inline void finish(T *y, float *lse, const Work &w, Rows<M> &rows, fl
     store_rows(y + ((int64_t)n * w.H + h) * w.D, w.H * w.D, out, 1, exist, w.D);
 }
 
-/* One block of queries of a head per thread block, those with the most keys first. Tiles of keys
- * are processed from the diagonal back; the copy of a tile's values overlaps with its scores, that
- * of the next keys with the sum of values. */
+/* Each thread block computes one block of queries of one head. Blocks with the most keys come
+ * first. A thread block loops over tiles of keys from the diagonal back. The copy of a tile's
+ * values overlaps with the computation of its scores, and the copy of the next keys with the sum of
+ * values. */
 template <class F, typename T>
 __global__ void __launch_bounds__(F::THREADS, 2)
     forward_kernel(T *y, float *lse, const T *qkv, const Work w)
@@ -198,7 +202,7 @@ __global__ void __launch_bounds__(F::THREADS, 2)
                                             w.width, doc.length - first, w.D);
     copy(keys, k, last * KEYS);
     for (int tile = last; tile >= end; tile--) {
-        /* position of the warp's first query minus that of the tile's first key */
+        /* position of the warp's first query minus position of the tile's first key */
         const int ahead = own - tile * KEYS;
         const bool seen = ahead + 16 * M > 0 && ahead - KEYS + 1 < w.window;
         copies_wait();
@@ -225,7 +229,7 @@ __global__ void __launch_bounds__(F::THREADS, 2)
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* One warp computes delta of one token and head. */
+/* One warp computes delta of one token of one head. */
 template <typename T>
 __global__ void __launch_bounds__(256) delta_kernel(const Backward w, const T *dy, const T *y)
 {
@@ -241,32 +245,34 @@ __global__ void __launch_bounds__(256) delta_kernel(const Backward w, const T *d
         w.delta[i % w.H * w.N + i / w.H] = sum;
 }
 
-/* PAIRS pairs of warps have 16 M keys each and loop over tiles of QUERIES, in STAGES stages. */
+/* Each of PAIRS pairs of warps has 16 M keys. All pairs loop over tiles of QUERIES queries, with
+ * STAGES tiles in shared memory. */
 template <typename TYPE, int WIDTH, int PAIRS_, int M_, int QUERIES_, int STAGES_>
 struct Gradients {
     typedef TYPE T;
     static constexpr int D = WIDTH, ROW = PITCH<T, D>, PAIRS = PAIRS_, THREADS = 64 * PAIRS, M = M_,
                          KEYS = 16 * M * PAIRS;
     static constexpr int QUERIES = QUERIES_, DS_ROW = PITCH<T, QUERIES>, STAGES = STAGES_;
-    /* In shared memory: k, v, the stages of q, dy, lse and delta, then p of each thread, ds, the
-     * Item. */
+    /* Shared memory holds, in this order: k, v, the stages of q, dy, lse and delta, the p of each
+     * thread, ds, and the Item. */
     static constexpr int K_BYTES = KEYS * ROW, Q_BYTES = QUERIES * ROW,
                          STAGE = 2 * Q_BYTES + 2 * QUERIES * 4, Q = 2 * K_BYTES;
     static constexpr int P = Q + STAGES * STAGE, DS = P + KEYS * QUERIES * 4,
                          ITEM = DS + KEYS * DS_ROW, BYTES = ITEM + 64;
-    /* A warp's part of a tile of dq: 16 DQ_M queries by DQ_COLUMNS columns. */
+    /* Each warp computes 16 DQ_M queries by DQ_COLUMNS columns of a tile of dq. */
     static constexpr int DQ_M = QUERIES == 64 && D != 96 ? 2 : 1, DQ_WARPS = QUERIES / (16 * DQ_M);
     static constexpr int DQ_COLUMNS = D / (2 * PAIRS / DQ_WARPS);
     static_assert(KEYS % QUERIES == 0 && DQ_COLUMNS % 16 == 0,
                   "tiles end where blocks of keys do; products have 16 columns");
 };
 
-/* The block of keys and key head of a thread block; in shared memory. */
+/* The block of keys and the key head that a thread block processes, in shared memory. */
 struct Item {
     Packed doc;
-    /* first: key in the document. last: last tile of queries that see the block */
+    /* first: first key of the block, counted in the document; last: last tile of queries that sees
+     * the block */
     int kv, block, first, last;
-    int *turn, turns; /* to be set when the previous tile is added */
+    int *turn, turns; /* the value `turns` to store in *turn when the previous tile is added */
 };
 
 template <class G>
@@ -280,8 +286,8 @@ __device__ inline void begin(Item &i, const Backward &w, int ticket)
     i.turn = NULL;
 }
 
-/* A tile of queries of a head. An item loops over heads, and for each over tiles from the last to
- * that on the diagonal. */
+/* A tile of queries of a head. The loop over an item's tiles goes head by head; in each head it
+ * goes from the last tile to the tile on the diagonal. */
 struct Tile {
     int tile, h;
 };
@@ -292,8 +298,8 @@ __device__ inline Tile next_tile(const Item &i, Tile t)
     return (t.tile - 1) * G::QUERIES >= i.first ? Tile{ t.tile - 1, t.h } : Tile{ i.last, t.h + 1 };
 }
 
-/* The order of additions to a tile of dq: blocks of keys that its queries see add in ascending
- * order, the diagonal one last. */
+/* The order of additions to a tile of dq. The blocks of keys that the tile's queries see add in
+ * ascending order, so the block on the diagonal is the last. */
 struct Turn {
     int slot, before;
     bool last;
@@ -307,7 +313,7 @@ __device__ inline Turn turn_of(const Backward &w, const Item &i, Tile t)
              i.block - max(first - w.window + 1, 0) / G::KEYS, first / G::KEYS == i.block };
 }
 
-/* Starts to copy q, dy, lse and delta of a tile. */
+/* Starts the copies of q, dy, lse and delta of a tile. */
 template <class G, typename T>
 __device__ inline void copy_queries(uint32_t stage, const Backward &w, const Item &i, Tile t,
                                     const T *qkv, const T *dy, const float *lse)
@@ -325,8 +331,8 @@ __device__ inline void copy_queries(uint32_t stage, const Backward &w, const Ite
     }
 }
 
-/* Adds a warp's part of a tile of dq, in the block's turn: the first block stores, the last one
- * writes the sum as dq. */
+/* Adds a warp's part of a tile of dq when it is the block's turn. The first block stores its part;
+ * the last block writes the sum as dq. */
 template <class G, typename T, int C>
 __device__ inline void add_dq(T *dq, const Backward &w, const Item &i, Tile t,
                               float (&d)[G::DQ_M][C][4], int warp)
@@ -354,8 +360,8 @@ __device__ inline void add_dq(T *dq, const Backward &w, const Item &i, Tile t,
     }
 }
 
-/* For one thread: signals that the previous tile is added, and waits for the item's turn to add
- * this one. */
+/* For one thread: signals that the previous tile is added, then waits for the item's turn to add
+ * tile t. */
 template <class G>
 __device__ inline void take_turn(const Backward &w, Item &i, Tile t)
 {
@@ -368,8 +374,8 @@ __device__ inline void take_turn(const Backward &w, Item &i, Tile t)
         turn_wait(w.turn + turn.slot, turn.before);
 }
 
-/* Replaces s = k q^T by p, for dv and for the other warp of the pair. lse: of the tile's
- * queries. */
+/* Replaces s = k q^T by p, the operand of dv, and passes p to the other warp of the pair. lse is
+ * that of the tile's queries. */
 template <int M, int N>
 __device__ inline void weigh_keys(float (&s)[M][N][4], float4 *exchange, const float *lse,
                                   float scale_log2)
@@ -389,7 +395,7 @@ __device__ inline void weigh_keys(float (&s)[M][N][4], float4 *exchange, const f
         exchange[i * 32] = reinterpret_cast<const float4 &>(s[i / N][i % N]);
 }
 
-/* Replaces dp = v dy^T by ds, for dk and, in shared memory, for dq. */
+/* Replaces dp = v dy^T by ds, the operand of dk, and stores ds in shared memory for dq. */
 template <typename T, int ROW, int M, int N>
 __device__ inline void grade_keys(float (&dp)[M][N][4], const float4 *exchange, const float *delta,
                                   char *ds)
@@ -415,16 +421,16 @@ __device__ inline void grade_keys(float (&dp)[M][N][4], const float4 *exchange, 
     }
 }
 
-/* One block of keys of a key/value head per thread block, with all tiles of queries that see them.
- * One warp of a pair computes
+/* Each thread block processes one block of keys of one key/value head, and loops over all tiles of
+ * queries that see these keys. One warp of a pair computes
  *     s = k q^T, p = exp2(c s - lse), dv += p dy     and the other     dp = v dy^T, ds = p (dp - delta), dk += ds q
- * for the same keys; p is passed from one to the other, thread by thread. Then all warps compute dq
- * = ds k.
+ * for the same keys. Each thread passes its p to the corresponding thread of the other warp. Then
+ * all warps compute dq = ds k.
  *
- * Always the same bits: tiles of dq are accumulated in global memory in the order of Turn. Tickets
- * number blocks of keys in ascending order, and each waits only for earlier ones, so no order of
- * thread blocks on the GPU can hang. All loop over the queries in one direction, so they rarely
- * wait. */
+ * The bits are always the same, because tiles of dq are accumulated in global memory in the order
+ * of Turn. Tickets number the blocks of keys in ascending order, and a block waits only for earlier
+ * blocks. So no order of thread blocks on the GPU can cause a deadlock. All blocks loop over the
+ * queries in the same direction, so they rarely wait. */
 template <class G, typename T>
 __global__ void __launch_bounds__(G::THREADS)
     gradients_kernel(T *dqkv, const T *dy, const T *qkv, const float *lse, const Backward w)
@@ -449,7 +455,7 @@ __global__ void __launch_bounds__(G::THREADS)
     Tile tile = { item.last, item.kv * (w.H / w.K) };
     copy_queries<G>(keys + G::Q, w, item, tile, qkv, dy, lse);
 
-    float sum[M][D / 8][4] = {}; /* dv or dk */
+    float sum[M][D / 8][4] = {}; /* dv in one warp of a pair, dk in the other */
     int stage = G::Q;
     for (bool more = true; more;) {
         const uint32_t q = keys + stage, dys = q + G::Q_BYTES;
@@ -466,7 +472,7 @@ __global__ void __launch_bounds__(G::THREADS)
         float x[M][QUERIES / 8][4] = {};
         add_product<T, STEPS>(x, Along<ROW, false>(own_keys), Along<ROW, true>(has_p ? q : dys));
         if (has_p) {
-            /* position of the first query minus that of the warp's first key */
+            /* position of the tile's first query minus position of the warp's first key */
             const int ahead = tile.tile * QUERIES - item.first - own;
             if (ahead < 16 * M - 1 || ahead + QUERIES - 1 >= w.window)
                 mask<-1>(x, ahead, w.window);

@@ -1,7 +1,8 @@
-/* Launches attention on compute capability 9.0. Forward: one kernel, after another one if keys are
- * read often. Backward: three, and a fourth if query heads share keys. The workspace is linear in
- * the number of tokens: forward a float per block and key head; backward, per token and query head,
- * a row of dq in F32, two floats and, if heads share keys, rows of dk and dv in BF16. */
+/* Launches attention on compute capability 9.0. Forward uses one kernel; if keys are read often,
+ * another kernel computes their norms first. Backward uses three kernels, and a fourth if query
+ * heads share keys. The workspace is linear in the number of tokens. Forward needs a float per
+ * block and key head. Backward needs, per token and query head, a row of dq in F32, two floats and,
+ * if heads share keys, rows of dk and dv in BF16. */
 #include <math.h>
 
 #include "kernels/cuda/attention_sm90.cuh"
@@ -10,8 +11,8 @@
 
 /* ---- tensor maps and arguments of the kernels ------------------------------------------------ */
 
-/* Rows (N, heads * D) as (D, heads, N), in boxes of 64 columns of a head and `tokens` tokens;
- * load_tile expects 64. */
+/* Makes a tensor map of rows (N, heads * D) as (D, heads, N), with boxes of 64 columns of a head by
+ * `tokens` tokens. load_tile expects 64 tokens. */
 static CUtensorMap map_of(Tensor t, int D, int tokens)
 {
     const cuuint64_t dims[] = { (cuuint64_t)D, (cuuint64_t)(t.cols / D), (cuuint64_t)t.rows };
@@ -35,7 +36,7 @@ static void describe(Work *w, Attention a, Documents docs)
     w->blocks = blocks.count, w->table = blocks.table;
 }
 
-/* Takes `bytes` of scratch memory; the rest stays 256-byte aligned. */
+/* Takes `bytes` bytes of scratch memory. The remaining memory stays 256-byte aligned. */
 static char *take(char **memory, size_t bytes)
 {
     char *p = *memory;
@@ -56,9 +57,9 @@ static void launch_forward(Forward w, Tensor y, Tensor qkv)
     LAUNCH_CHECK();
 }
 
-/* Whether it pays to read all keys once more, for their norms. On an H200 at its power limit that
- * gains 6 % at 32768 tokens and 5 % at 8192, with four query heads per key head; at 4096 tokens
- * with unshared heads it gains nothing. */
+/* Returns true if reading all keys once more, to compute their norms, makes forward faster. On an
+ * H200 at its power limit, with four query heads per key head, the norms gain 6 % at 32768 tokens
+ * and 5 % at 8192. At 4096 tokens, with one query head per key head, they gain nothing. */
 static bool norms_pay(const Forward &w, Documents docs)
 {
     const int longest = docs.count ? docs.longest : w.T,
@@ -88,8 +89,8 @@ void attention_sm90_forward(Tensor y, float *lse, Tensor qkv, Attention a, Docum
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* Places the workspace. dk and dv of every query head are written to `heads` if they share keys,
- * else directly to dqkv. */
+/* Places the workspace. If query heads share keys, dk and dv of every query head go to `heads`;
+ * else they go directly to dqkv. */
 template <int D>
 static bf16 *place(Backward *w, Tensor dqkv, Attention a)
 {
@@ -110,16 +111,17 @@ static bf16 *place(Backward *w, Tensor dqkv, Attention a)
     return own;
 }
 
-/* Whether pairs of neighbouring blocks of keys, which share what they read, pay. The later block of
- * a pair does not need the pair's first tiles, a large part of all tiles in short sequences: on an
- * H200 at its power limit pairs gain nothing at 2048 and 4096 tokens, 1 % at 8192, 3 % at 32768. An
- * item in a window has as many tiles as the mean item of a sequence twice as long. */
+/* Returns true if pairs of neighbouring blocks of keys, which share what they read, make backward
+ * faster. The later block of a pair does not need the pair's first tiles. In short sequences these
+ * are a large part of all tiles: on an H200 at its power limit pairs gain nothing at 2048 and 4096
+ * tokens, 1 % at 8192, 3 % at 32768. In a window, an item has as many tiles as the mean item of a
+ * sequence twice as long. */
 static bool pairs_pay(const Backward &w)
 {
     return !w.table && w.T >= 8192 && w.window >= 4096 && (w.T + KEYS - 1) / KEYS % 2 == 0;
 }
 
-/* PAIR 2: sequences have an even number of blocks. */
+/* With PAIR 2, sequences have an even number of blocks. */
 template <int D, int PAIR>
 static void launch_gradients(const Backward &w, int K, Tensor qkv, Tensor dy)
 {

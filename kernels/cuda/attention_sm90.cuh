@@ -1,37 +1,38 @@
-/* The main kernel of attention's backward on compute capability 9.0; attention_tiles.cuh has the
- * kernels before and after it. Equations: kernels/cpu/attention.c; the structure is
+/* The main kernel of attention's backward on compute capability 9.0. attention_tiles.cuh has the
+ * kernels before and after it. The equations are in kernels/cpu/attention.c. The structure is
  * FlashAttention-3's [Shah 2024].
  *
- * An item is one block of keys of one query head: its k and v stay in shared memory, part of v in
- * registers, while the kernel loops over the tiles of queries that see them, from the diagonal on.
- * The first of three warpgroups moves data; the others own 64 keys each, hold their dk and dv in
- * registers, and per tile compute, transposed,
+ * An item is one block of keys of one query head. Its k and v stay in shared memory, and part of v
+ * in registers, while the kernel loops over the tiles of queries that see these keys, from the
+ * diagonal on. The first of three warpgroups moves data. The other two have 64 keys each and hold
+ * the dk and dv of these keys in registers. For each tile they compute, transposed,
  *     s = k q^T, dp = v dy^T,  p = exp2(c s - lse),  ds = p (dp - delta),  dv += p dy,  dk += ds q,
- * and, through ds in shared memory, each a half of the tile's dq = ds k over all 128 keys, which is
- * added to an F32 workspace. The sums of a tile start together with the scores of the next one, and
- * the two warpgroups alternate in starting them, so that one computes p and ds while the other's
- * products run.
+ * They store ds in shared memory. Then each of them computes one half of the tile's dq = ds k over
+ * all 128 keys, and this half is added to an F32 workspace. The sums of a tile start together with
+ * the scores of the next tile. The two warpgroups alternate in starting products, so that one
+ * warpgroup computes p and ds while the products of the other run.
  *
- * PAIR: for long sequences, two blocks form a cluster with neighbouring items; each loads half of a
- * tile of queries for both. Traffic from the L2 cache costs energy, and on a GPU at its power limit
- * that costs time.
+ * PAIR: for long sequences, two thread blocks form a cluster with neighbouring items. Each block
+ * loads half of a tile of queries for both blocks. This saves traffic from the L2 cache, which
+ * costs energy, and on a GPU at its power limit energy costs time.
  *
- * Always the same bits: the additions to a tile of dq are ordered. The block on the diagonal is
- * first and stores; then the blocks before it add, nearest first. turn[tile] counts them, and the
- * adding threads wait for their turn. Items are assigned so that each waits only for earlier ones,
- * which are done or running. The first of a pair also waits for the second, which in turn needs
- * only that the first has finished earlier tiles. So no order of blocks on the GPU can hang. Since
- * a block starts on its own diagonal, the blocks that it waits for are ahead of it, and it rarely
- * waits. */
+ * The bits are always the same, because the additions to a tile of dq are ordered. The block on the
+ * diagonal stores first. Then the blocks before it add, the nearest first. turn[tile] counts the
+ * additions, and the adding threads wait for their turn. Items are assigned so that an item waits
+ * only for earlier items, which are done or running. The first item of a pair also waits for the
+ * second, and the second waits only until the first has finished earlier tiles. So no order of
+ * thread blocks on the GPU can cause a deadlock. A block starts on its own diagonal. So the blocks
+ * that it waits for are ahead of it, and it rarely waits. */
 #pragma once
 #include "kernels/cuda/attention_tiles.cuh"
 
-/* Tiles of queries in shared memory: as many as fit. */
+/* Number of tiles of queries in shared memory: as many as fit. */
 template <int D>
 constexpr int QUERY_STAGES = D == 128 ? 3 : 2;
 
-/* The item of a ticket: document by document, head by head, last block first. PAIR 2: a ticket is
- * for two neighbouring blocks, `rank` selects one; sequences then have an even number of blocks. */
+/* Returns the item of a ticket. Tickets go document by document, in a document head by head, and in
+ * a head from the last block to the first. With PAIR 2 a ticket stands for two neighbouring blocks,
+ * `rank` selects one of them, and sequences have an even number of blocks. */
 template <int PAIR>
 __device__ inline Item item_of(const Backward &w, int ticket, int rank)
 {
@@ -42,8 +43,8 @@ __device__ inline Item item_of(const Backward &w, int ticket, int rank)
     return { d.start, d.length, d.first, (count - 1 - i % count) * PAIR + rank, i / count };
 }
 
-/* Tiles that see the keys of a block of the item's document: from the diagonal to the end of the
- * document or of the last key's window. */
+/* first_tile and end_tile give the range of tiles that see the keys of a block of the item's
+ * document: from the diagonal to the end of the document or of the last key's window. */
 template <int D>
 __device__ inline int first_tile(int block)
 {
@@ -56,7 +57,7 @@ __device__ inline int end_tile(const Item &item, int block, int window)
     return (tokens + Tile<D>::QUERIES - 1) / Tile<D>::QUERIES;
 }
 
-/* Tiles that the pair needs; each block gets all of them. */
+/* The range of tiles that the pair needs. Both blocks get all of these tiles. */
 template <int D, int PAIR>
 __device__ inline int first_of_pair(const Item &item)
 {
@@ -76,22 +77,23 @@ __device__ inline int64_t slot_of(const Backward &w, const Item &item, int tile)
 
 /* ---- the gradients: data movement ------------------------------------------------------------ */
 
-/* Readers wait for "full", the next writer for "empty"; readers of queries arrive at "empty" in
- * every block of the cluster. q_full also covers `rows`; q_empty also covers dy. */
+/* Readers wait for the "full" barrier, the next writer waits for the "empty" barrier. Readers of
+ * queries arrive at "empty" in every block of the cluster. q_full also covers `rows`; q_empty also
+ * covers dy. */
 template <int D>
 struct alignas(1024) Shared {
     static constexpr int STAGES = QUERY_STAGES<D>;
     char k[Tile<D>::KEY_BYTES], v[Tile<D>::KEY_BYTES];
     char q[STAGES][Tile<D>::BYTES], dy[STAGES][Tile<D>::BYTES];
     char ds[2][Tile<D>::DS_BYTES]; /* rows are keys, columns queries */
-    float dq[2][PART];             /* one per warpgroup */
+    float dq[2][PART];             /* one part per warpgroup */
     float rows[STAGES][2][Tile<D>::QUERIES];
     Item item;
     Tickets tickets;
     Barrier item_full, item_empty, kv_full, kv_empty, q_full[STAGES], q_empty[STAGES],
         dy_full[STAGES];
-    Barrier ds_full[2], ds_empty[2];    /* [tile's parity] */
-    Barrier dq_full[2][2], dq_empty[2]; /* [tile's parity][warpgroup]; [warpgroup] */
+    Barrier ds_full[2], ds_empty[2];    /* indexed [tile's parity] */
+    Barrier dq_full[2][2], dq_empty[2]; /* indexed [tile's parity][warpgroup], and [warpgroup] */
 };
 
 static_assert(sizeof(Shared<128>) + 1024 <= 227 * 1024 && sizeof(Shared<64>) + 1024 <= 227 * 1024,
@@ -126,7 +128,7 @@ __device__ inline void init_barriers(Shared<D> &s)
     barrier_init_fence();
 }
 
-/* Loads keys and values of the item. */
+/* Loads the keys and values of the item. */
 template <int D>
 __device__ inline void load_keys(Shared<D> &s, const Backward &w, int K, const CUtensorMap *qkv)
 {
@@ -136,8 +138,8 @@ __device__ inline void load_keys(Shared<D> &s, const Backward &w, int K, const C
     load_tile<D>(s.v, qkv, head + K, n, KEYS, &s.kv_full);
 }
 
-/* For one thread: takes items and loads their data. It takes the next item when all loads of the
- * last have started. */
+/* For one thread: takes items and loads their data. The thread takes the next item when all loads
+ * of the previous item have started. */
 template <int D, int PAIR>
 __device__ void load(Shared<D> &s, const Backward &w, int K, const CUtensorMap *qkv,
                      const CUtensorMap *dys, int rank)
@@ -170,9 +172,9 @@ __device__ void load(Shared<D> &s, const Backward &w, int K, const CUtensorMap *
     }
 }
 
-/* For two threads, one per parity of tiles: adds tiles to dq in the workspace, in the item's turn.
- * Two additions overlap, since an addition and its signal take longer than the computation of a
- * tile. */
+/* For two threads, one for even and one for odd tiles: adds tiles to dq in the workspace when it is
+ * the item's turn. Two additions overlap, because an addition and its signal take longer than the
+ * computation of a tile. */
 template <int D>
 __device__ void add_dq(Shared<D> &s, const Backward &w, int parity)
 {
@@ -212,9 +214,11 @@ __device__ void add_dq(Shared<D> &s, const Backward &w, int parity)
 
 /* ---- the gradients: computing ---------------------------------------------------------------- */
 
-/* The operands of a warpgroup's products, in stage 0 if there are stages: k and v of its own keys,
- * by rows; q and dy by rows and, for sums over queries, by columns; for its half of dq, ds and k by
- * columns: half of one, all of the other. */
+/* Descriptors of the operands of a warpgroup's products. If an operand has stages, its descriptor
+ * points to stage 0. k and v of the warpgroup's keys are read by rows. q and dy are read by rows
+ * and, for sums over queries, by columns. ds and k are read by columns for the warpgroup's half of
+ * dq: with D = 128 this is all of ds and half of the columns of k, with D = 64 half of the queries
+ * of ds and all of k. */
 template <int D>
 struct Operands {
     uint32_t k, v, q, dy, q_columns, dy_columns, ds, k_columns;
@@ -233,8 +237,8 @@ struct Operands {
     }
 };
 
-/* x (64 keys, QUERIES) = keys' rows times queries' rows, over D columns. `held`: the keys' first
- * HELD columns in registers, to read less shared memory. */
+/* x (64 keys, QUERIES) = the keys' rows times the queries' rows, summed over D columns. `held` has
+ * the first HELD columns of the keys in registers, to read less shared memory. */
 template <int D, int HELD = 0, int C>
 __device__ inline void start_scores(float (&x)[C], uint32_t keys, uint32_t queries,
                                     const uint32_t *held = NULL)
@@ -251,21 +255,22 @@ __device__ inline void start_scores(float (&x)[C], uint32_t keys, uint32_t queri
     products_commit();
 }
 
-/* Minus infinity where the query does not see the key. first: position of the thread's first query
- * minus that of its first key. */
+/* Sets a score to minus infinity where the query does not see the key. first: position of the
+ * thread's first query minus position of its first key. */
 template <int C>
 __device__ inline void mask(float (&score)[C], int first, int window)
 {
 #pragma unroll
     for (int i = 0; i < C; i++) {
-        /* position of the query minus that of the key */
+        /* position of the query minus position of the key */
         const int ahead = first + i / 4 * 8 + i % 2 - i % 4 / 2 * 8;
         if ((unsigned)ahead >= (unsigned)window)
             score[i] = -INFINITY;
     }
 }
 
-/* Scores to p, dp to ds. Rounded, they are operands of the sums. */
+/* `probabilities` replaces scores by p. score_gradients computes ds from p and dp, and rounds p and
+ * ds to BF16, as operands of the sums. */
 template <int C>
 __device__ inline void probabilities(float (&score)[C], const float *lse, float scale_log2)
 {
@@ -300,7 +305,7 @@ __device__ inline void score_gradients(uint32_t (&rounded)[C / 2], uint32_t (&ds
     }
 }
 
-/* Stores ds of the warpgroup's keys in shared memory, as rows of queries. */
+/* Stores ds of the warpgroup's keys in shared memory, one row of queries per key. */
 template <int W>
 __device__ inline void store_ds(char *to, const uint32_t (&ds)[W], int group)
 {
@@ -323,10 +328,11 @@ __device__ inline void store_dq(float *to, const float (&dq)[32])
         at[j * 128] = make_float4(dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
 }
 
-/* Columns of v that a warpgroup keeps in registers: half, or all if D is 64. More do not fit. */
+/* Columns of v that a warpgroup keeps in registers: half of 128, or all if D is 64. More columns do
+ * not fit. */
 static constexpr int COLUMNS_HELD = 64;
 
-/* Loads these columns for its 64 keys. */
+/* Loads these columns of v for the warpgroup's 64 keys. */
 template <int D>
 __device__ inline void hold_v(uint32_t (&held)[COLUMNS_HELD / 4], const Shared<D> &s, int group)
 {
@@ -336,7 +342,7 @@ __device__ inline void hold_v(uint32_t (&held)[COLUMNS_HELD / 4], const Shared<D
         load_matrices(held + 4 * k, s.v + key * ROW + ((2 * k + lane / 16) ^ (key % 8)) * 16);
 }
 
-/* p from the scores of a tile of queries. key: the thread's first key. */
+/* Computes p from the scores of a tile of queries. key: position of the thread's first key. */
 template <int D, int C>
 __device__ inline void weigh(float (&score)[C], const Shared<D> &s, const Backward &w,
                              const Item &item, int tile, int stage, int key)
@@ -348,7 +354,8 @@ __device__ inline void weigh(float (&score)[C], const Shared<D> &s, const Backwa
     keep_in_place(score);
 }
 
-/* p and ds for the sums, and ds for dq of both warpgroups. */
+/* Computes p and ds as operands of this warpgroup's sums, and stores ds in shared memory for the dq
+ * of both warpgroups. */
 template <int D, int C>
 __device__ inline void hand_over(uint32_t (&p)[C / 2], uint32_t (&ds)[C / 2],
                                  const float (&score)[C], const float (&dp)[C], Shared<D> &s,
@@ -386,9 +393,9 @@ __device__ inline void finish_dq(float (&dq)[32], Shared<D> &s, int group, int c
     barrier_arrive_warp(&s.dq_full[at][group]);
 }
 
-/* dk and dv of an item's keys, over its tiles. `count`: number of tiles of earlier items. NOTE: the
- * order of products and waits keeps at most two of score, dp, dq, and p with ds in use at a time;
- * more do not fit into registers. */
+/* Computes dk and dv of an item's keys, over the item's tiles. `count`: number of tiles of earlier
+ * items. NOTE: the order of products and waits keeps at most two of these in use at a time: scores,
+ * dp, dq, and p with ds. More values do not fit into registers. */
 template <int D, int PAIR>
 __device__ inline void sum_tiles(float (&dk)[D / 2], float (&dv)[D / 2], Shared<D> &s,
                                  const Backward &w, const Item &item, int group, QueryRing<D> &ring,
@@ -444,7 +451,7 @@ __device__ inline void sum_tiles(float (&dk)[D / 2], float (&dv)[D / 2], Shared<
         if (tile + 1 == end)
             products_wait<0>();
         else
-            products_wait<0, 1>(); /* NOTE: the same, after the powers */
+            products_wait<0, 1>(); /* NOTE: CALL 1 keeps this wait after the powers */
         keep_in_place(dp);
         hand_over(p, ds, score, dp, s, stage, group, count);
     }
@@ -460,7 +467,7 @@ __device__ inline void sum_tiles(float (&dk)[D / 2], float (&dv)[D / 2], Shared<
     finish_dq(dq, s, group, count);
 }
 
-/* Skips tiles that only the other block of the pair needs. */
+/* Skips the tiles that only the other block of the pair needs. */
 template <int D, int PAIR>
 __device__ inline void skip_tiles(Shared<D> &s, QueryRing<D> &ring, int tiles)
 {
@@ -473,7 +480,7 @@ __device__ inline void skip_tiles(Shared<D> &s, QueryRing<D> &ring, int tiles)
     }
 }
 
-/* The loop of a warpgroup over items. */
+/* The loop of one warpgroup over its items. */
 template <int D, int PAIR>
 __device__ void consume(Shared<D> &s, const Backward &w, int group)
 {
@@ -513,8 +520,8 @@ __device__ void consume(Shared<D> &s, const Backward &w, int group)
 
 #endif
 
-/* One thread block per multiprocessor, in clusters of PAIR: each takes items until there are
- * none. */
+/* Launched with one thread block per SM, in clusters of PAIR blocks. Each block takes items until
+ * none are left. */
 template <int D, int PAIR>
 __global__ void __launch_bounds__(SM90_THREADS, 1)
     gradients_kernel(const Backward w, int K, const __grid_constant__ CUtensorMap qkv,

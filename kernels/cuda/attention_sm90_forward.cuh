@@ -1,33 +1,35 @@
-/* The kernel of attention's forward on compute capability 9.0. Equations: kernels/cpu/attention.c;
- * the structure is FlashAttention-3's [Shah 2024].
+/* The kernel of attention's forward on compute capability 9.0. The equations are in
+ * kernels/cpu/attention.c. The structure is FlashAttention-3's [Shah 2024].
  *
- * An item is one block of 128 queries of one query head, and loops over tiles of 128 keys and
- * values, from the diagonal back to the first that a query sees. The first of three warpgroups
- * moves data; the others own 64 queries each and keep in registers a tile's scores s = q k^T, its
- * weights p = exp2(c s - top) and the sums out += p v. Each starts the products q k^T of the next
- * tile, then p v of this one, and computes the next weights while p v runs; the two alternate in
- * starting products, so that one computes weights while the other's products run. Items overlap
- * too: the first scores of the next item run with the last p v of this one.
+ * An item is one block of 128 queries of one query head. Its loop goes over tiles of 128 keys and
+ * values, from the diagonal back to the first tile that a query sees. The first of three warpgroups
+ * moves data. The other two have 64 queries each. Each of these two keeps in registers a tile's
+ * scores s = q k^T, its weights p = exp2(c s - top) and the sums out += p v. Each of them starts
+ * the products q k^T of the next tile, then p v of the current tile, and computes the next weights
+ * while p v runs. The two warpgroups alternate in starting products, so that one warpgroup computes
+ * weights while the products of the other run. Items overlap too: the first scores of the next item
+ * run with the last p v of the current item.
  *
- * HEADS: if query heads share keys, two blocks form a cluster with items of two such heads; each
- * loads half of a tile for both. Traffic from the L2 cache costs energy, and on a GPU at its power
- * limit that costs time.
+ * HEADS: if query heads share keys, two thread blocks form a cluster with items of two such heads.
+ * Each block loads half of a tile for both blocks. This saves traffic from the L2 cache, which
+ * costs energy, and on a GPU at its power limit energy costs time.
  *
- * `top` is not the row's maximum, but a number that its scores do not exceed by much: `out` is
- * rescaled only if a score exceeds top by SLACK. Every query sees its own key, which is in the
- * first tile, so top is finite from there on. No score exceeds |q| times the largest |k|
- * (Cauchy-Schwarz): once that exceeds top by ROOM at most, the maxima of further tiles are not
- * computed. Weights are BF16 and sums F32, whose precision at 2^ROOM is that at 1. The largest |k|
- * is taken over the blocks before the item's own, so later keys have no influence. NOTE: a warp
- * decides for its 16 queries together, also for rows after the end of a document; so the last bits
- * of a query's result may depend on its neighbours. */
+ * `top` is a number that the scores of a row exceed only a little. `top` need not be their maximum:
+ * `out` is rescaled only if a score exceeds top by SLACK. Every query sees its own key, which is in
+ * the first tile, so top is finite after this tile. No score exceeds |q| times the largest |k|
+ * (Cauchy-Schwarz). Once this bound exceeds top by at most ROOM, the kernel no longer computes the
+ * maxima of tiles. Weights are BF16 and sums are F32; both formats have the same relative precision
+ * at 2^ROOM as at 1. The largest |k| is that of the blocks before the item's own block, so later
+ * keys have no influence. NOTE: a warp decides for its 16 queries together, including rows after
+ * the end of a document. So the last bits of a query's result may depend on neighbouring
+ * queries. */
 #pragma once
 #include "kernels/cuda/attention_tiles.cuh"
 
-static constexpr int STAGES = 4; /* tiles of keys or values in shared memory */
-/* powers of 2: weights stay below 2^SLACK, sums of 2^24 weights far below 2^127 */
+static constexpr int STAGES = 4; /* number of tiles of keys or values in shared memory */
+/* exponents of 2: weights stay below 2^SLACK, and sums of 2^24 weights far below 2^127 */
 static constexpr float SLACK = 8;
-/* the limit if maxima are not computed: values may be up to 2^39 */
+/* the limit of the bound if maxima are not computed; values may be up to 2^39 */
 static constexpr float ROOM = 64;
 /* bytes of keys and values that the L2 cache keeps */
 static constexpr int64_t CACHED = 24 << 20;
@@ -35,14 +37,15 @@ static constexpr int64_t CACHED = 24 << 20;
 struct Forward : Work {
     int K;
     bf16 *y;
-    float *lse; /* (B, H, T), with a table (N, H) */
-    /* (K, blocks): the largest |k| of each block and head; NULL: unknown */
+    float *lse; /* (B, H, T), or (N, H) if `table` is set */
+    /* (K, blocks): the largest |k| of each block of each head; NULL: unknown */
     const float *k_norm;
 };
 
-/* The item of a ticket: document by document, in groups of heads whose keys and values fit into the
- * cache; in a group the last block of each head, which has the most tiles, then the block before
- * it, and so on. A cluster has one ticket for its HEADS; rank selects one. */
+/* Returns the item of a ticket. Tickets go document by document. Inside a document they go through
+ * groups of heads; the keys and values of a group fit into the cache. Inside a group, the last
+ * block of each head comes first, because it has the most tiles; then comes the block before it,
+ * and so on. A cluster has one ticket for its HEADS items; `rank` selects one item. */
 template <int HEADS>
 __device__ inline Item item_of(const Forward &w, int ticket, int rank)
 {
@@ -51,7 +54,7 @@ __device__ inline Item item_of(const Forward &w, int ticket, int rank)
         return { 0, 0, 0, 0, -1 };
     const Packed d = document_of(w, ticket / H);
     const int count = (d.length + KEYS - 1) / KEYS, i = ticket - d.first * H;
-    /* bytes of a key/value head */
+    /* bytes of the keys and values of one key/value head */
     const int64_t bytes = (int64_t)count * KEYS * w.D * 2 * (int)sizeof(bf16);
     const int fit = max(1, min(w.K, (int)(CACHED / bytes))), parts = (w.K + fit - 1) / fit;
     const int most = (w.K + parts - 1) / parts * (H / w.K);
@@ -61,20 +64,20 @@ __device__ inline Item item_of(const Forward &w, int ticket, int rank)
              (part * most + at % heads) * HEADS + rank };
 }
 
-/* The first tile that the item's first query sees; the last one is item.block. */
+/* The first tile that the item's first query sees. The last tile of the item is item.block. */
 __device__ inline int first_tile(const Item &item, int window)
 {
     return max(0, item.block * KEYS - window + 1) / KEYS;
 }
 
-/* Readers wait for "full", the next writer for "empty"; readers of a tile arrive at "empty" in
- * every block of the cluster. q_full also covers the item. */
+/* Readers wait for the "full" barrier, the next writer waits for the "empty" barrier. Readers of a
+ * tile arrive at "empty" in every block of the cluster. q_full also covers the item. */
 template <int D>
 struct alignas(1024) ForwardShared {
     char q[2][Tile<D>::KEY_BYTES];
-    /* in the order of their products: k 0, k 1, v 0, k 2, v 1, ... */
+    /* in the order in which products use the tiles: k 0, k 1, v 0, k 2, v 1, ... */
     char tile[STAGES][Tile<D>::KEY_BYTES];
-    char y[Tile<D>::KEY_BYTES]; /* being stored */
+    char y[Tile<D>::KEY_BYTES]; /* rows that are being stored */
     Item item[2];
     Barrier q_full[2], q_empty[2], full[STAGES], empty[STAGES];
     Tickets tickets;
@@ -113,7 +116,8 @@ __device__ inline void load_next(ForwardShared<D> &s, Ring<STAGES> &ring, const 
     load_tile<D, HEADS>(s.tile[to.stage], qkv, head, n, KEYS, full, rank);
 }
 
-/* For one thread: takes items and loads their data. Values are loaded one tile after their keys. */
+/* For one thread: takes items and loads their data. The thread loads the values of a tile after the
+ * keys of the next tile. */
 template <int D, int HEADS>
 __device__ void load(ForwardShared<D> &s, const Forward &w, const CUtensorMap *qkv, int rank)
 {
@@ -122,7 +126,7 @@ __device__ void load(ForwardShared<D> &s, const Forward &w, const CUtensorMap *q
     for (int i = 0;; i++) {
         const Item item = item_of<HEADS>(w, next_ticket<HEADS>(s.tickets, w.ticket, i, rank), rank);
         barrier_wait(&s.q_empty[i & 1], (i >> 1 & 1) ^ 1);
-        fence_async(); /* bound_scores has read it */
+        fence_async(); /* bound_scores has read s.q[i & 1] by ordinary loads */
         s.item[i & 1] = item;
         if (item.head < 0) {
             barrier_arrive(&s.q_full[i & 1]);
@@ -145,7 +149,7 @@ __device__ void load(ForwardShared<D> &s, const Forward &w, const CUtensorMap *q
 
 /* ---- computing ------------------------------------------------------------------------------- */
 
-/* score (64 queries, KEYS) = queries' rows times keys' rows, over D columns. */
+/* score (64 queries, KEYS) = the queries' rows times the keys' rows, summed over D columns. */
 template <int D>
 __device__ inline void start_products(float (&score)[KEYS / 2], uint32_t queries, uint32_t keys)
 {
@@ -158,7 +162,7 @@ __device__ inline void start_products(float (&score)[KEYS / 2], uint32_t queries
     products_commit();
 }
 
-/* out (64 queries, D) += p values; half: of the first half of the keys only. */
+/* out (64 queries, D) += p values. With `half`, the sum has only the first half of the keys. */
 template <int C>
 __device__ inline void start_values(float (&out)[C], uint32_t (&p)[KEYS / 4], uint32_t values,
                                     bool half)
@@ -169,27 +173,28 @@ __device__ inline void start_values(float (&out)[C], uint32_t (&p)[KEYS / 4], ui
         start_sum(out, p, values);
 }
 
-/* Minus infinity where the query does not see the key. first: position of the thread's first query
- * minus that of its first key. */
+/* Sets a score to minus infinity where the query does not see the key. first: position of the
+ * thread's first query minus position of its first key. */
 __device__ inline void mask_keys(float (&score)[KEYS / 2], int first, int window)
 {
 #pragma unroll
     for (int i = 0; i < KEYS / 2; i++) {
-        /* position of the query minus that of the key */
+        /* position of the query minus position of the key */
         const int ahead = first + i % 4 / 2 * 8 - i / 4 * 8 - i % 2;
         if ((unsigned)ahead >= (unsigned)window)
             score[i] = -INFINITY;
     }
 }
 
-/* For a thread's two rows: the reference of their scores, and sums of weights over the thread's
- * columns. */
+/* For each of a thread's two rows: `top`, the reference of the row's scores, and `sum`, the sum of
+ * weights over the thread's columns. */
 struct Rows {
     float top[2] = { -INFINITY, -INFINITY }, sum[2] = {};
-    bool bounded = false; /* no score exceeds top by ROOM, in all rows of the warp */
+    bool bounded = false; /* in all rows of the warp no score can exceed top by more than ROOM */
 };
 
-/* The largest |k| in blocks before the item's own that its queries see. */
+/* Returns the largest |k| in the blocks that the item's queries see, except the item's own
+ * block. */
 __device__ inline float largest_key(const Forward &w, const Item &item)
 {
     const float *norm = w.k_norm + (int64_t)(item.head / (w.H / w.K)) * w.blocks + item.first;
@@ -200,8 +205,9 @@ __device__ inline float largest_key(const Forward &w, const Item &item)
     return warp_max(most);
 }
 
-/* Upper bounds of the scores, without scale, of the thread's two queries in s.q[slot] in tiles
- * after the first; up to rounding, which ROOM allows for. Infinity if k_norm is unknown. */
+/* Computes upper bounds of the unscaled scores of the thread's two queries in s.q[slot], for all
+ * tiles after the first. The bounds hold up to rounding, for which ROOM leaves space. The bounds
+ * are infinite if k_norm is unknown. */
 template <int D>
 __device__ inline void bound_scores(float (&bound)[2], const ForwardShared<D> &s, const Forward &w,
                                     const Item &item, int slot)
@@ -227,8 +233,9 @@ __device__ inline void bound_scores(float (&bound)[2], const ForwardShared<D> &s
     }
 }
 
-/* Raises `top` where scores of the tile exceed it by SLACK. True if so in any row of the warp: sums
- * so far must be multiplied by `factor`, which is 1 on entry. Sets rows.bounded. */
+/* Raises `top` in rows where scores of the tile exceed it by SLACK. Returns true if any row of the
+ * warp has a new `top`. Then the sums so far must be multiplied by `factor`, which is 1 on entry.
+ * Sets rows.bounded. */
 __device__ inline bool raise_top(Rows &rows, float (&factor)[2], const float (&score)[KEYS / 2],
                                  float scale_log2, const float (&bound)[2])
 {
@@ -253,7 +260,7 @@ __device__ inline bool raise_top(Rows &rows, float (&factor)[2], const float (&s
     return __any_sync(0xffffffffu, moved);
 }
 
-/* Replaces scores by weights; returns the result of raise_top. */
+/* Replaces scores by weights. Returns true if the sums so far must be multiplied by `factor`. */
 __device__ inline bool weigh(float (&score)[KEYS / 2], Rows &rows, float (&factor)[2],
                              float scale_log2, const float (&bound)[2])
 {
@@ -274,14 +281,14 @@ __device__ inline bool weigh(float (&score)[KEYS / 2], Rows &rows, float (&facto
     return moved;
 }
 
-/* The first of a warp's 16 rows of an item. */
+/* Returns the position of the first of a warp's 16 rows. */
 __device__ inline int first_row(const Item &item)
 {
     return item.block * KEYS + uniform((threadIdx.x - MOVERS) / 32) * 16;
 }
 
-/* Writes lse of the rows inside the document. factor: 1 / sum of weights, by which `out` is
- * multiplied. */
+/* Writes lse of the rows inside the document. Sets factor to 1 / (sum of weights). The caller must
+ * multiply `out` by this factor. */
 __device__ inline void finish_rows(const Forward &w, const Item &item, const Rows &rows,
                                    float (&factor)[2])
 {
@@ -299,7 +306,7 @@ __device__ inline void finish_rows(const Forward &w, const Item &item, const Row
     }
 }
 
-/* Writes a warp's rows of y, which all exist, through shared memory. */
+/* Writes a warp's rows of y through shared memory. All 16 rows must exist. */
 template <int D>
 __device__ inline void store_y(ForwardShared<D> &s, const CUtensorMap *y, const Item &item,
                                int first, const float (&out)[D / 2], const float (&factor)[2])
@@ -307,7 +314,7 @@ __device__ inline void store_y(ForwardShared<D> &s, const CUtensorMap *y, const 
     char *to = s.y + first % KEYS * ROW;
     const int lane = threadIdx.x % 32, row = lane % 16;
     if (lane == 0)
-        copies_wait_read<0>(); /* copies of the previous item are done reading */
+        copies_wait_read<0>(); /* the stores of the previous item have read shared memory */
     __syncwarp();
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
@@ -329,7 +336,7 @@ __device__ inline void store_y(ForwardShared<D> &s, const CUtensorMap *y, const 
     }
 }
 
-/* Writes a warp's rows of y that exist. */
+/* Writes a warp's rows of y, except rows after the end of the document. */
 template <int D>
 __device__ inline void write_y(ForwardShared<D> &s, const Forward &w, const CUtensorMap *y,
                                const Item &item, const float (&out)[D / 2],
@@ -384,7 +391,7 @@ __device__ inline void finish_sum(float (&out)[C], uint32_t (&p)[W])
     keep_in_place(p);
 }
 
-/* The weights of the very first tile. */
+/* Computes the weights of the first tile of the first item. */
 template <int D, int HEADS>
 __device__ inline void begin(ForwardShared<D> &s, const Forward &w, const Item &item,
                              float (&score)[KEYS / 2], uint32_t (&p)[KEYS / 4], Rows &rows,
@@ -403,8 +410,8 @@ __device__ inline void begin(ForwardShared<D> &s, const Forward &w, const Item &
     round_weights(p, score);
 }
 
-/* Starts the products of the next keys with the queries in `slot`, and of p with the values of the
- * previous keys. The warpgroups alternate. */
+/* Starts the products of the next keys with the queries in `slot`, and the products of p with the
+ * values of the previous keys. The two warpgroups alternate. */
 template <int D>
 __device__ inline void start_tile(ForwardShared<D> &s, float (&score)[KEYS / 2],
                                   float (&out)[D / 2], uint32_t (&p)[KEYS / 4], Ring<STAGES> keys,
@@ -419,8 +426,8 @@ __device__ inline void start_tile(ForwardShared<D> &s, float (&score)[KEYS / 2],
     pass_turn(group);
 }
 
-/* The loop of a warpgroup over items. `out` and p belong to `tile` of `item`, score to the next
- * tile. The first warpgroup sees only the first half of the keys on the diagonal. */
+/* The loop of one warpgroup over its items. `out` and p belong to tile `tile` of `item`, and score
+ * to the next tile. On the diagonal the first warpgroup sees only the first half of the keys. */
 template <int D, int HEADS>
 __device__ void consume(ForwardShared<D> &s, const Forward &w, const CUtensorMap *y, int group)
 {
@@ -461,8 +468,8 @@ __device__ void consume(ForwardShared<D> &s, const Forward &w, const CUtensorMap
             rows = Rows();
         }
         const bool moved = weigh_tile<D>(score, rows, factor, w, next, tile, group, bound);
-        /* NOTE: both branches wait, since the assembler moves a common wait past the weights before
-         * it */
+        /* NOTE: each branch has its own wait, because the assembler moves a common wait before the
+         * computation of the weights */
         if (last) {
             finish_sum(out, p);
             write_y(s, w, y, item, out, end);
@@ -489,8 +496,8 @@ __device__ void consume(ForwardShared<D> &s, const Forward &w, const CUtensorMap
 
 #endif
 
-/* One thread block per multiprocessor, in clusters of HEADS: each takes items until there are none.
- * *ticket must be 0 before. */
+/* Launched with one thread block per SM, in clusters of HEADS blocks. Each block takes items until
+ * none are left. *ticket must be 0 before the launch. */
 template <int D, int HEADS>
 __global__ void __launch_bounds__(SM90_THREADS, 1)
     forward_kernel(const Forward w, const __grid_constant__ CUtensorMap qkv,

@@ -1,18 +1,18 @@
-/* Shared by the kernels of attention on compute capability 9.0; and the small kernels before and
- * after the two main ones, which are in attention_sm90_forward.cuh and, backward,
- * attention_sm90.cuh. attention_sm90.cu launches all.
+/* Definitions that the kernels of attention on compute capability 9.0 share, and the small kernels
+ * before and after the two main kernels. attention_sm90_forward.cuh has the main kernel of forward,
+ * attention_sm90.cuh that of backward. attention_sm90.cu launches all kernels.
  *
- * A document is divided into blocks of 128 keys, and of 128 queries forward; backward into tiles of
- * QUERIES. Backward accumulates tiles of dq in a workspace, in F32 and in the register layout of
- * wgmma, and converts them to BF16 rows at the end. Head widths below D run as D: TMA fills the
- * other columns with zeros. */
+ * A document is divided into blocks of 128 keys. Forward divides the document into blocks of 128
+ * queries, and backward divides it into tiles of QUERIES queries. Backward accumulates tiles of dq
+ * in a workspace, in F32 and in the register layout of wgmma, and converts them to BF16 rows at the
+ * end. D is the width of a tile. If heads are narrower, TMA fills the other columns with zeros. */
 #pragma once
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/hopper.cuh"
 
 static constexpr int MOVERS = 128, CONSUMERS = 256, SM90_THREADS = MOVERS + CONSUMERS;
 static constexpr int KEYS = 128;
-static constexpr int ROW = 128;      /* bytes of a panel's row */
+static constexpr int ROW = 128;      /* bytes of a row of a panel */
 static constexpr int PART = 64 * 64; /* floats of dq per warpgroup and tile */
 
 template <int D>
@@ -22,13 +22,13 @@ struct Tile {
                          DS_BYTES = KEYS * QUERIES * 2;
 };
 
-/* The work of a thread block at a time: a block of a document, of one head. head -1: no more
+/* What a thread block works on at a time: one block of a document, of one head. head -1: no more
  * work. */
 struct Item {
     int start, length, first, block, head;
 };
 
-/* In shared memory: tickets that the first block of a cluster sends to the others. */
+/* Tickets in shared memory, which the first block of a cluster sends to the other blocks. */
 struct Tickets {
     int number[4];
     Barrier full[4];
@@ -36,21 +36,21 @@ struct Tickets {
 
 /* Arguments of all kernels. */
 struct Work {
-    int T, H, D, window;     /* window: a number of keys, T if there is none */
+    int T, H, D, window;     /* window: a number of keys; T if attention has no window */
     int blocks;              /* number of blocks of keys in all documents */
-    const Packed *table;     /* of Blocks */
-    float scale, scale_log2; /* multiply scores; scale_log2: for powers of 2 */
+    const Packed *table;     /* the table of Blocks */
+    float scale, scale_log2; /* factors of scores; scale_log2 is for powers of 2 */
     int *ticket;             /* number of items taken */
 };
 
-/* Arguments of backward. A slot is a tile of a head: (block * PER_BLOCK + tile of the block) * H +
- * head. */
+/* Arguments of backward. A slot is a tile of queries of one head. Its number is (block *
+ * PER_BLOCK + tile of the block) * H + head. */
 struct Backward : Work {
-    float *rows; /* (slots, 2, QUERIES): lse for powers of 2, delta */
-    /* (slots, 2, PART): sums without scale, in the order of threads */
+    float *rows; /* (slots, 2, QUERIES): lse for powers of 2, then delta */
+    /* (slots, 2, PART): sums before scaling, in the order of threads */
     float *dq;
-    int *turn;     /* (slots): number of blocks that have added */
-    bf16 *dk, *dv; /* gradients for every query head, kv_width elements per token */
+    int *turn;     /* (slots): number of blocks that have added to the tile */
+    bf16 *dk, *dv; /* gradients of every query head, kv_width elements per token */
     int64_t kv_width;
 };
 
@@ -61,9 +61,9 @@ __device__ inline Packed document_of(const Work &w, int block)
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* Loads a tile of `count` tokens from n on, of a head, in boxes of 64 tokens by 64 columns. If the
- * BLOCKS of a cluster need the same tile, each loads some boxes for all; rank: that of this
- * block. */
+/* Loads a tile of one head, `count` tokens from n on, in boxes of 64 tokens by 64 columns. If the
+ * BLOCKS blocks of a cluster need the same tile, each block loads some boxes for all of them. rank:
+ * number of this block in the cluster. */
 template <int D, int BLOCKS = 1>
 __device__ inline void load_tile(char *to, const CUtensorMap *map, int head, int n, int count,
                                  Barrier *b, int rank = 0)
@@ -85,9 +85,9 @@ __device__ inline void init_tickets(Tickets &tickets)
         barrier_init(&tickets.full[i], 1);
 }
 
-/* The i-th ticket of a block and its cluster; the first block takes it. NOTE: four slots are enough
- * if a block asks for it only when its item i - 3 is done, since every block must have read that
- * ticket to load its part. */
+/* Returns the i-th ticket of a cluster, which its first block takes. NOTE: four slots are enough if
+ * a block asks for ticket i only when its item i - 3 is done. Then every block has read ticket i -
+ * 3, because it has loaded its part of that item. */
 template <int BLOCKS>
 __device__ inline int next_ticket(Tickets &tickets, int *ticket, int i, int rank)
 {
@@ -104,7 +104,7 @@ __device__ inline int next_ticket(Tickets &tickets, int *ticket, int i, int rank
     return number;
 }
 
-/* Turns to start products, by named barriers 1 and 2. */
+/* The warpgroups take turns to start products, by named barriers 1 and 2. */
 __device__ inline void take_turn(int group)
 {
     named_barrier(1 + group, CONSUMERS);
@@ -129,8 +129,8 @@ __device__ inline void start_sum(float (&d)[C], uint32_t (&a)[W], uint32_t rows)
 
 #endif
 
-/* Transposes x in four neighbouring lanes: x[i] of lane p moves to x[p] of lane i. x[i] of lane p
- * is pair p of the i-th eight columns. */
+/* Transposes x in four neighbouring lanes: x[i] of lane p moves to x[p] of lane i. Before, x[i] of
+ * lane p is pair p of the i-th eight columns. */
 __device__ inline void transpose_quad(uint32_t (&x)[4])
 {
     const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
@@ -146,7 +146,7 @@ __device__ inline void transpose_quad(uint32_t (&x)[4])
     }
 }
 
-/* The sum of the squares of eight BF16. */
+/* Returns the sum of the squares of eight BF16. */
 __device__ inline float norm_squared(uint4 eight)
 {
     const uint32_t word[] = { eight.x, eight.y, eight.z, eight.w };
@@ -160,8 +160,9 @@ __device__ inline float norm_squared(uint4 eight)
     return sum;
 }
 
-/* Stores a row of d times `factor`, as BF16, its first `columns` columns: the row of d[4j] and
- * d[4j+1], or the one `below`. All lanes must call it, also for rows that do not exist. */
+/* Stores one row of d, times `factor`, as BF16, up to column `columns`. d[4j] and d[4j+1] hold the
+ * upper row of the thread; d[4j+2] and d[4j+3] hold the row `below`. All lanes must call this
+ * function, also for rows that do not exist. */
 template <int C>
 __device__ inline void store_row(bf16 *row, const float (&d)[C], bool below, float factor,
                                  int columns, bool exists)
@@ -186,8 +187,9 @@ static constexpr int SIDE_THREADS = 256;
 
 /* ---- before forward: the norms of keys ------------------------------------------------------- */
 
-/* norm (K, blocks): the largest |k| of each head and block, one per thread block, with 16 lanes per
- * token. k: of the first token and head, in rows of `width` elements. */
+/* norm (K, blocks): the largest |k| of each head and block. A thread block computes one of them,
+ * with 16 lanes per token. k points to the first token of the first head, in rows of `width`
+ * elements. */
 __global__ void __launch_bounds__(SIDE_THREADS)
     key_norm_kernel(float *norm, const Work w, const bf16 *k, int64_t width)
 {
@@ -214,8 +216,9 @@ __global__ void __launch_bounds__(SIDE_THREADS)
 
 /* ---- before backward: lse and delta of queries ----------------------------------------------- */
 
-/* One block and head per thread block, 16 lanes per token. Rows after the document's end get p =
- * exp2(s - inf) = 0. lse: natural logarithm, (B, H, T), with a table (N, H). */
+/* Each thread block computes one block of one head, with 16 lanes per token. Rows after the
+ * document's end get lse = inf, so p = exp2(s - inf) = 0. lse (natural logarithm) is (B, H, T), or
+ * (N, H) if there is a table. */
 template <int D>
 __global__ void __launch_bounds__(SIDE_THREADS)
     prepare_kernel(const Backward w, const bf16 *dy, const bf16 *y, const float *lse)
@@ -258,7 +261,8 @@ __global__ void __launch_bounds__(SIDE_THREADS)
 
 /* ---- after backward: dqkv from the workspaces ------------------------------------------------ */
 
-/* One tile and head per thread block, with the thread layout of the warpgroups that computed dq. */
+/* Each thread block converts one tile of one head, with the thread layout of the warpgroups that
+ * computed dq. */
 template <int D>
 __global__ void __launch_bounds__(SIDE_THREADS)
     finish_dq_kernel(bf16 *dq, int64_t width, const Backward w)
@@ -267,12 +271,12 @@ __global__ void __launch_bounds__(SIDE_THREADS)
     const int block = blockIdx.x / Tile<D>::PER_BLOCK, h = blockIdx.y, part = threadIdx.x / 128,
               thread = threadIdx.x % 128;
     const Packed doc = document_of(w, block);
-    /* first token of the block in its document */
+    /* position of the tile's first query in its document */
     const int first = (blockIdx.x - doc.first * Tile<D>::PER_BLOCK) * QUERIES;
     const int t = first + (D == 128 ? 0 : 64 * part) + thread / 32 * 16 + thread % 32 / 4;
     const int left = D == 128 ? 64 * part : 0;
     if (first >= doc.length)
-        return; /* a tile that no block has stored */
+        return; /* no block has stored this tile */
     const float4 *from = reinterpret_cast<const float4 *>(
         w.dq + ((int64_t)blockIdx.x * w.H + h) * 2 * PART + part * PART);
     float d[32];
@@ -287,9 +291,9 @@ __global__ void __launch_bounds__(SIDE_THREADS)
                   w.scale, w.D - left, t + 8 * r < doc.length);
 }
 
-/* dk and dv of a key/value head: sums over its query heads, in order. One token of a block of a
- * document per thread block in x, eight of its 2 K D columns per thread. heads: dk (N, K * group,
- * D), then dv. */
+/* dk and dv of a key/value head are sums over its query heads, in their order. blockIdx.x selects a
+ * token of a block of a document. A thread computes eight of the token's 2 K D columns. `heads`
+ * holds dk (N, K * group, D), then dv. */
 __global__ void __launch_bounds__(SIDE_THREADS)
     sum_heads_kernel(bf16 *dk, int64_t width, const bf16 *heads, int N, int K, int group,
                      const Work w)

@@ -1,14 +1,14 @@
-/* The gradient of a layer's bias, db += dyT 1; and rows filled with a bias.
+/* The gradient of a layer's bias, db += dyT 1, and rows filled with a bias.
  *
- * Bytes per element of dy: its own. A warp has 256 columns, eight per lane, and every eighth of its
- * block's 256 rows. It sums them in F32, the block adds its warps in their order and writes a row
- * of scratch memory, and these rows are added in F64. The blocks depend on the shape only, so all
- * GPUs give the same bits. */
+ * dy is read once. A warp has 256 columns, eight per lane, and every eighth of its block's 256
+ * rows. A warp sums its elements in F32. The block adds the sums of its warps in their order, and
+ * writes a row of scratch memory. These rows are added in F64. The division into blocks depends on
+ * the shape only, so all GPUs give the same bits. */
 #include "kernels/cuda/readers.cuh"
 
 static constexpr int WARPS = 8, COLUMNS = 256, ROWS = 256, EACH = 4;
 
-/* partial: (gridDim.y, O) sums over the rows of a block. */
+/* partial: (gridDim.y, O), the sums over the rows of each block. */
 template <class Reader>
 __global__ __launch_bounds__(32 * WARPS) void partial_columns_kernel(float *partial, Reader dy,
                                                                      int N, int O)
@@ -65,7 +65,7 @@ void backend_matmul_db(Tensor db, Tensor dy)
     add_column_sums(db, partial, blocks, O);
 }
 
-/* One block per row. */
+/* Each block fills one row. */
 __global__ void fill_rows_kernel(float *y, const float *bias, int O)
 {
     for (int o = threadIdx.x; o < O; o += blockDim.x)

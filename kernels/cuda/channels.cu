@@ -1,6 +1,6 @@
-/* Factors of the columns of an FP8 operand, which are powers of two. One block chooses them.
- * Gradients change only in columns whose factor is not 1. The weight that GEMMs read is copied: 2
- * bytes per element. */
+/* Factors of the columns of an FP8 operand, which are powers of two. One block chooses the factors.
+ * The gradient changes only in columns whose factor differs from 1. The weight that GEMMs read is
+ * copied, at 2 bytes per element. */
 #include "kernels/cuda/channels.cuh"
 
 enum { CHOOSE_THREADS = 1024, FIELDS = 256, FOLD_THREADS = 256, SPLIT_ROWS = 64 };
@@ -18,8 +18,8 @@ __device__ static inline int exponent_field(float x)
     return (int)(__float_as_uint(x) >> 23 & 0xff);
 }
 
-/* Computes the factor from these fields of a column's maximum and of the median column's
- * maximum. */
+/* Returns the factor of a column. field: exponent field of the column's maximum. median: median of
+ * the exponent fields of all columns. */
 __device__ static inline float factor_of(int field, int median)
 {
     const int k = min(max(field - median - CHANNEL_EXCESS, 0), (int)CHANNEL_MOST);
@@ -112,7 +112,7 @@ __global__ __launch_bounds__(CHOOSE_THREADS) void fold_scale_kernel(float *scale
         *scale = *from * m;
 }
 
-/* The ratio of the scales is the least factor. A thread has eight columns of some rows. */
+/* The ratio of the two scales is the least factor. A thread has eight columns of some rows. */
 template <DType D>
 __global__
 __launch_bounds__(FOLD_THREADS) void fold_kernel(uint8_t *to, const float *scale,

@@ -1,8 +1,8 @@
-/* Factors of the columns of an FP8 operand: swiglu_forward in kernels.h. */
+/* Factors of the columns of an FP8 operand; see swiglu_forward in kernels.h. */
 #pragma once
 #include "kernels/cuda/tiles.cuh"
 
-/* Factors of eight neighbouring columns. */
+/* The factors of eight neighbouring columns. */
 struct Factors {
     float x[8];
     __device__ void multiply(float (&v)[8]) const
@@ -19,7 +19,8 @@ __device__ inline Factors load_factors(const float *channel, int col)
     return { { a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w } };
 }
 
-/* Maxima of all columns, 0 at first; valid until the next call. */
+/* Returns memory for the maxima of all columns, set to 0. The memory is valid until the next
+ * call. */
 float *column_maxima_new(int columns); /* channels.cu */
 
 /* Sets act.channel from the maxima of columns, and *amax to max|act| with these factors. */
@@ -27,8 +28,8 @@ void channels_choose(Tensor act, float *amax, const float *maxima);
 
 enum { COLUMN_THREADS = 128, COLUMN_ROWS = 64 };
 
-/* Raises the maxima to the maxima of the source's output. A block has 8 COLUMN_THREADS columns of
- * COLUMN_ROWS rows. */
+/* Raises each of `maxima` to the maximum of its column of the source's output. A block has 8
+ * COLUMN_THREADS columns of COLUMN_ROWS rows. */
 template <class Source>
 __global__ __launch_bounds__(COLUMN_THREADS) void column_maxima_kernel(float *maxima, Source source,
                                                                        int rows, int cols)

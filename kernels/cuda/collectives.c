@@ -1,17 +1,19 @@
-/* Collectives on device memory, through NCCL on the stream of the current queue, in order with its
- * kernels.
+/* Collectives on device memory, through NCCL, on the stream of the current queue. Collectives run
+ * in order with the kernels of that stream.
  *
- * All-gathers have communicators that use no SMs between tensors in memory that comm_alloc
- * registered as a symmetric window: the GPU's copy engines copy. [NCCL 2.28, CTA policy ZERO] There
- * sends and receives need no copy between, so exchanges use it, too. If registration fails, or a
- * tensor lies elsewhere, they run as ordinary kernels. Sums need SMs, and are slower in a window
- * (NCCL 2.28.3): theirs have none.
+ * All-gathers have communicators of their own. If both tensors lie in memory that comm_alloc
+ * registered as a symmetric window, the GPU's copy engines copy, and no SMs are used [NCCL 2.28,
+ * CTA policy ZERO]. In a window, sends and receives need no copy in between, so exchanges use the
+ * window, too. If registration fails, or a tensor lies in other memory, these collectives run as
+ * ordinary kernels. Sums need SMs and are slower in a window (NCCL 2.28.3), so the communicators of
+ * sums have no window.
  *
- * Two communicators also let a gather and a sum overlap, on two streams. For the same reason tensor
- * ranks have one more, for sums of gradients and, while generating, of a layer's parts. Each stage
- * has a communicator of two ranks for what it sends to its next stage, and one for its previous
- * stage: NCCL runs the operations of a communicator one after the other, and a send may wait. MPI
- * only broadcasts NCCL's identifier; with one rank NCCL is not started. */
+ * Two communicators also let an all-gather and a sum overlap, on two streams. For the same reason
+ * RANKS_TENSOR has a third communicator, for all-reduces: sums of gradients and, in generation, of
+ * the parts of a layer. Each stage has a communicator of two ranks for messages to each neighbour,
+ * and one for messages from each neighbour: NCCL runs the operations of a communicator one after
+ * the other, and a send may wait. MPI only broadcasts NCCL's identifier. With one rank NCCL is not
+ * started. */
 #include <nccl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,8 +24,8 @@
 
 #define NCCL_CHECK(call) nccl_check((call), #call)
 
-/* nccl: of sums and exchanges; gathers: of all-gathers, if the group has them. NULL: the group has
- * one rank. */
+/* nccl: the communicator of sums and exchanges. gathers: the communicator of all-gathers, if the
+ * group has them. NULL: the group has one rank. */
 typedef struct {
     Ranks ranks;
     bool has_gathers;
@@ -33,13 +35,13 @@ static Group groups[] = { { RANKS_ALL, 0 },     { RANKS_SHARD, true },  { RANKS_
                           { RANKS_CONTEXT, 0 }, { RANKS_TENSOR, true }, { RANKS_STAGE, true } };
 enum { NUM_GROUPS = sizeof groups / sizeof groups[0] };
 static ncclComm_t all, tensor_sums;
-/* communicators of two ranks: to a neighbour, and from it */
+/* communicators of two ranks, for messages to a neighbour and from a neighbour */
 static ncclComm_t sends[NUM_NEIGHBOURS], receives[NUM_NEIGHBOURS];
-/* all of these, in the order in which all ranks make them */
+/* all communicators in `sends` and `receives`, in the order in which all ranks make them */
 static ncclComm_t links[2 * NUM_NEIGHBOURS];
 static int num_links;
-enum { MAX_WINDOWS = 2 }; /* maximum number of windows for the memory of one use: find_users */
-/* memory NULL: none */
+enum { MAX_WINDOWS = 2 }; /* maximum number of windows for the memory of one use: see find_users */
+/* The memory and windows of each use. memory NULL: no memory is registered. */
 static struct {
     void *memory;
     ncclWindow_t window[MAX_WINDOWS];
@@ -90,7 +92,8 @@ static const char *error_of(ncclComm_t c)
     return text;
 }
 
-/* An error while a collective ran on the GPU, which no call of the main thread returns. */
+/* Returns an error that occurred while a collective ran on the GPU. No call of the main thread
+ * returns such an error. */
 static const char *find_error(void)
 {
     const char *error = error_of(tensor_sums);
@@ -113,13 +116,13 @@ static void finish(void)
 {
     device_sync();
     destroy(&tensor_sums);
-    /* each waits for the other rank: another order of ranks would be a deadlock */
+    /* each call waits for the other rank, so another order of the ranks would be a deadlock */
     for (int i = 0; i < num_links; i++)
         destroy(&links[i]);
     for (int n = 0; n < NUM_NEIGHBOURS; n++)
         sends[n] = receives[n] = NULL;
     num_links = 0;
-    /* the last one has all ranks and is the parent of the others */
+    /* the last group has all ranks and is the parent of the other groups */
     for (int i = NUM_GROUPS - 1; i >= 0; i--) {
         destroy(&groups[i].gathers);
         destroy(&groups[i].nccl);
@@ -135,8 +138,8 @@ static int peer(ncclComm_t c)
     return 1 - own;
 }
 
-/* NCCL connects two ranks at their first message, for which the host waits: here all wait together,
- * in no order. */
+/* Connects all neighbours at once. NCCL connects two ranks at their first message, and the host
+ * waits for this connection. In one NCCL group the order of the ranks does not matter. */
 static void connect_neighbours(void)
 {
     char *bytes = device_alloc(2 * NUM_NEIGHBOURS);
@@ -151,7 +154,7 @@ static void connect_neighbours(void)
     device_free(bytes);
 }
 
-/* Splitting is collective: all ranks make the communicators of all stages, and keep the
+/* Splitting is collective. So all ranks make the communicators of all stages, and keep the
  * communicators of their own stage. */
 static void connect_stages(void)
 {
@@ -175,7 +178,8 @@ static void connect_stages(void)
         connect_neighbours();
 }
 
-/* Without tensor ranks a stage is a shard group. */
+/* Returns true if the group needs communicators. Without tensor ranks RANKS_STAGE equals
+ * RANKS_SHARD. */
 static bool is_used(Ranks g)
 {
     return comm_group_size(g) > 1 && (g != RANKS_STAGE || comm_group_size(RANKS_TENSOR) > 1);
@@ -207,8 +211,8 @@ void comm_init(void)
     comm_set_device(finish, find_error);
 }
 
-/* The communicators that read and write memory of this use in a window. Returns how many there
- * are. */
+/* Sets `user` to the communicators that access memory of this use in a window. Returns their
+ * number. */
 static int find_users(MemoryUse use, ncclComm_t user[MAX_WINDOWS])
 {
     const ncclComm_t of[NUM_MEMORY_USES][MAX_WINDOWS] = {
@@ -222,7 +226,8 @@ static int find_users(MemoryUse use, ncclComm_t user[MAX_WINDOWS])
     return count;
 }
 
-/* The ranks agree first, since registration is collective. */
+/* Returns true if true_here is true on all ranks. Registration is collective, so the ranks must
+ * agree first. */
 static bool all_ranks(bool true_here)
 {
     double failed = !true_here;
@@ -241,8 +246,9 @@ static void unregister(MemoryUse use)
     memset(&registered[use], 0, sizeof registered[use]);
 }
 
-/* Windows have the same size on all ranks. With activations, shard ranks may differ in some states
- * of the optimizer. */
+/* Returns the largest `bytes` of the stage's ranks, because windows have the same size on all
+ * ranks. The memory that contains activations may also contain optimizer states, whose size may
+ * differ between shard ranks. */
 static size_t most_of_stage(size_t bytes)
 {
     const int ranks = comm_group_size(RANKS_STAGE);
@@ -254,7 +260,8 @@ static size_t most_of_stage(size_t bytes)
     return most;
 }
 
-/* Windows over it for all users; false: not on all ranks. */
+/* Registers windows over the memory for all users. Returns false if registration failed on any
+ * rank. */
 static bool register_windows(MemoryUse use, size_t bytes)
 {
     ncclComm_t user[MAX_WINDOWS];
@@ -271,8 +278,8 @@ static bool register_windows(MemoryUse use, size_t bytes)
     return all_ranks(succeeds);
 }
 
-/* Without windows (older driver, no peer access, limits of a container) gathers and exchanges are
- * slower, but correct. If memory is short, device_alloc says so. */
+/* Without windows (older driver, no peer access, limits of a container) all-gathers and exchanges
+ * are slower, but correct. If memory is short, device_alloc prints the error. */
 void *comm_alloc(size_t bytes, MemoryUse use)
 {
     ncclComm_t user[MAX_WINDOWS];
@@ -312,8 +319,8 @@ static ncclDataType_t type_of(Tensor x)
     return x.format.dtype == F32 ? ncclFloat32 : ncclBfloat16;
 }
 
-/* BF16 sums are rounded at every hop of NCCL's ring. The ring sets the order of summation: always
- * the same on the same machine with the same number of ranks. */
+/* NCCL's ring rounds BF16 sums at every hop. The ring sets the order of summation. This order is
+ * always the same on the same machine with the same number of ranks. */
 void backend_comm_all_reduce(Tensor x, Ranks g)
 {
     CHECK_PLAIN(x);
@@ -354,8 +361,8 @@ static char *row_at(Tensor t, int row, size_t bytes)
     return (char *)t.data + (size_t)row * bytes;
 }
 
-/* NCCL joins the pieces of a group of sends and receives in one kernel, also those that a rank
- * sends itself. */
+/* NCCL joins the sends and receives of a group, including those from a rank to itself, in one
+ * kernel. */
 void backend_comm_exchange(Tensor y, const RowRange *received, Tensor x, const RowRange *sent,
                            int items)
 {

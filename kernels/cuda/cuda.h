@@ -1,8 +1,9 @@
-/* Shared by the files of the CUDA back end: checks, the stream, scratch memory, reductions.
+/* Declarations that the files of the CUDA back end share: checks, the stream, scratch memory,
+ * reductions.
  *
- * Included by .c files (host code, compiled as C) and by .cu files (C++17); CUDA types stay inside
- * kernels/cuda. Everything is queued on device_stream(); nothing waits for the device unless its
- * comment says so. */
+ * .c files (host code, compiled as C) and .cu files (C++17) include this header. CUDA types stay
+ * inside kernels/cuda. Everything is queued on device_stream(). A function waits for the device
+ * only if its comment says so. */
 #pragma once
 #include <cuda_runtime_api.h>
 #include <stdbool.h>
@@ -24,8 +25,8 @@ extern "C" {
 /* Ends the program if a CUDA runtime call fails. The error may stem from an earlier kernel. */
 #define CUDA_CHECK(call) cuda_check((call), #call, __FILE__, __LINE__)
 
-/* After every <<<>>>: dies if the launch failed. With CFLAGS=-DDEBUG it also waits for the kernel,
- * so that a fault is reported at the kernel that caused it. */
+/* Follows every <<<>>>: dies if the launch failed. With CFLAGS=-DDEBUG it also waits for the
+ * kernel, so that a fault is reported at the kernel that caused it. */
 #define LAUNCH_CHECK() cuda_check_launch(__FILE__, __LINE__)
 
 void cuda_check(cudaError_t status, const char *call, const char *file, int line);
@@ -33,11 +34,11 @@ void cuda_check_launch(const char *file, int line);
 
 cudaStream_t device_stream(void); /* stream of the current queue */
 int device_sm_count(void);
-bool device_is_pinned(const void *p); /* whether p is in an allocation of device_host_alloc */
+bool device_is_pinned(const void *p); /* true if p is in an allocation of device_host_alloc */
 
-/* Scratch memory for use inside one operation: `bytes` or more, 256-byte aligned, contents
- * undefined. A slot only grows, and growing waits for the device. An operation that needs two
- * buffers at once uses two slots. */
+/* Scratch memory for use inside one operation: at least `bytes` bytes, 256-byte aligned, with
+ * undefined contents. A slot only grows, and growing waits for the device. An operation that needs
+ * two buffers at the same time uses two slots. */
 enum {
     SCRATCH_GEMM,          /* cuBLASLt's workspace */
     SCRATCH_ATTENTION_OWN, /* attention's workspace */
@@ -49,35 +50,37 @@ enum {
 };
 void *device_scratch(size_t bytes, int slot);
 
-/* The same for attention: a.scratch if it is large enough. */
+/* Scratch memory for attention: a.scratch if it is large enough, else a slot of device_scratch. */
 void *attention_scratch(Attention a, size_t bytes);
 
-/* image.cu. Whether this program has code for the current device, or PTX that the driver can
- * compile for it; and the GPUs it was built for, as in make's ARCH. */
+/* image.cu. image_found returns true if this program has code for the current device, or PTX that
+ * the driver can compile for it. image_architectures lists the GPUs that the program was built for,
+ * as in make's ARCH. */
 bool image_found(void);
 const char *image_architectures(void);
-/* Whether hopper.cuh can be used: only on compute capability 9.0, in programs compiled for
+/* Returns true if hopper.cuh can be used: on compute capability 9.0, in programs compiled for
  * "90a". */
 bool runs_on_hopper(void);
 
-/* matmul_row.cu: matmul of a single BF16 row with a BF16 w, arguments already checked. False: not
- * supported, nothing done. */
+/* matmul_row.cu: matmul of a single BF16 row with a BF16 w. The caller has checked the arguments.
+ * Returns false, without doing anything, if the kernel does not support them. */
 bool matmul_row(Tensor y, Tensor x, Tensor w, Tensor add);
 
-/* matmul.c: blocks (size, size) of y = alpha x xT + beta add, or of alpha xT x + beta add: the
- * first at (row, col), each of `count` `step` rows and columns after the one before. */
+/* matmul.c: computes blocks (size, size) of y = alpha x xT + beta add, or of y = alpha xT x + beta
+ * add if `columns`. The first block is at (row, col). Each of the `count` blocks begins `step` rows
+ * and columns after the previous block. */
 typedef struct {
     int size, row, col, count, step;
 } SquareBlocks;
 void multiply_blocks(Tensor y, Tensor x, bool columns, float alpha, Tensor add, float beta,
                      SquareBlocks b);
 
-/* channels.cu: x, F32 or BF16, times the factors of its columns, or divided by them. They are
- * powers of two, so this is exact. */
+/* channels.cu: multiply or divide x, F32 or BF16, by the factors of its columns. The factors are
+ * powers of two, so the results are exact. */
 void channels_multiply(Tensor x, const float *channel);
 void channels_divide(Tensor x, const float *channel);
 
-/* bias.cu: every row of y (N,O) = bias (O,1), both F32. */
+/* bias.cu: sets every row of y (N,O) to bias (O,1). Both are F32. */
 void fill_rows(Tensor y, Tensor bias);
 
 static inline size_t ceil_div(size_t n, size_t by)
@@ -117,7 +120,7 @@ __device__ inline bf16 from_float<bf16>(float x)
     return __float2bfloat16_rn(x);
 }
 
-/* 2^x, relative error below 2^-22. */
+/* Computes 2^x with a relative error below 2^-22. */
 __device__ inline float exp2_fast(float x)
 {
     float y;
@@ -125,13 +128,13 @@ __device__ inline float exp2_fast(float x)
     return y;
 }
 
-/* An address in shared memory, for PTX instructions. */
+/* Returns an address in shared memory as PTX instructions expect it. */
 __device__ inline uint32_t shared_address(const void *p)
 {
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* Two rounded numbers in one word. */
+/* Returns two numbers, rounded to BF16, in one word. */
 __device__ inline uint32_t bf16_pair(float low, float high)
 {
     const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
@@ -159,7 +162,7 @@ struct Max {
     static constexpr T NONE = -INFINITY;
 };
 
-/* The result is in every lane. */
+/* Reduces over the warp. The result is in every lane. */
 template <class Op, typename T>
 __device__ inline T warp_reduce(T x)
 {
@@ -169,9 +172,9 @@ __device__ inline T warp_reduce(T x)
     return x;
 }
 
-/* K reductions at once; the results are in every thread. All threads of the block call; blockDim.x
- * is a multiple of 32; `shared` is 32 K numbers of shared memory, free for another use when the
- * call returns. */
+/* Computes K reductions at once. The results are in every thread. All threads of the block must
+ * call this function, and blockDim.x must be a multiple of 32. `shared` is 32 K numbers of shared
+ * memory, which the caller may reuse when the call returns. */
 template <class Op, typename T, int K>
 __device__ inline void block_reduce(T (&x)[K], T *shared)
 {

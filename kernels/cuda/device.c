@@ -1,8 +1,9 @@
-/* The GPU: choice, memory, copies, time. A queue is a stream; collectives' streams have the higher
- * priority, so that their few blocks start before those of a kernel that fills the GPU.
+/* The GPU: choice, memory, copies, time. A queue is a stream. The streams of collectives have the
+ * higher priority, so that their few thread blocks start before those of a kernel that fills the
+ * GPU.
  *
  * Copies between host and device go through a ring of pinned buffers. A copy from pageable memory
- * would make the driver wait for the stream; with the ring device_put returns as soon as the bytes
+ * would make the driver wait for the stream. With the ring, device_put returns as soon as the bytes
  * are in a pinned buffer, and the host waits only when it is STAGING_BUFFERS buffers ahead of the
  * device. */
 #include "kernels/cuda/cuda.h"
@@ -26,14 +27,14 @@ static struct {
     struct cudaDeviceProp prop;
     int number;
     char address[32];
-    cudaStream_t queue[NUM_QUEUES], stream; /* stream: of the current queue */
+    cudaStream_t queue[NUM_QUEUES], stream; /* stream: that of the current queue */
     Queue current;
     bool merged;
     struct {
         void *data;
         size_t bytes;
     } scratch[SCRATCH_SLOTS];
-    /* event: last copy of the buffer is done */
+    /* event: the last copy from or to this buffer is done */
     struct {
         char *data;
         cudaEvent_t event;
@@ -78,7 +79,7 @@ static int count_devices(void)
     return count;
 }
 
-/* NOTE: mpirun binds each of up to two ranks to one core, where threads of the loader, of
+/* NOTE: with one or two ranks mpirun binds each rank to one core, where threads of the loader, of
  * checkpoints and of NCCL would delay the thread that launches kernels. A rank with fewer than four
  * cores undoes this binding. */
 static void take_cores(void)
@@ -114,7 +115,7 @@ static void check_capability(void)
 void device_init(int local_rank)
 {
     int count = count_devices();
-    /* all ranks of the host die with it, so it is printed once */
+    /* all ranks of the host fail together, so only one of them prints the error */
     if (comm_local_size() > count)
         die("%d ranks run on this host, which has %d visible GPU%s. Start at most %d per host, for "
             "example mpirun -n %d, or "
@@ -193,10 +194,11 @@ bool device_has_fp8(void)
     return capability() >= 89;
 }
 
-/* Dense rates of tensor cores that add in F32; F32: CUDA cores, since nothing here runs in TF32. A
- * name that ends with a space matches variants with other rates (RTX 4090 D, RTX 4090 Laptop GPU).
- * [Data sheets of A100, L40S, H100, H200, HGX B200 and GB200 NVL72; white papers of Ada 2.1,
- * appendix A, and RTX Blackwell, table 3] */
+/* Dense rates of tensor cores that add in F32. The F32 rates are those of CUDA cores, because no
+ * operation runs in TF32. A rate of 0 is unknown. The names that end with a space match variants
+ * with other rates, such as RTX 4090 D and RTX 4090 Laptop GPU. [Data sheets of A100, L40S, H100,
+ * H200, HGX B200 and GB200 NVL72; white papers of Ada 2.1, appendix A, and RTX Blackwell, table
+ * 3] */
 typedef struct {
     const char *name;
     double f32, bf16, fp8;
@@ -285,7 +287,7 @@ void *device_alloc(size_t bytes)
 
 void device_free(void *p)
 {
-    if (p) /* NOTE: a dry run has no memory, and maybe no GPU */
+    if (p) /* NOTE: a dry run has no memory, and may have no GPU */
         CUDA_CHECK(cudaFree(p));
 }
 
@@ -326,7 +328,7 @@ void *attention_scratch(Attention a, size_t bytes)
 
 /* ---- copies ---------------------------------------------------------------------------------- */
 
-/* The next pinned buffer; waits until its last copy is done. */
+/* Returns the number of the next pinned buffer, after its last copy is done. */
 static unsigned acquire_staging(void)
 {
     unsigned i = dev.next_staging++ % STAGING_BUFFERS;
@@ -397,8 +399,8 @@ void backend_device_wait(DeviceMark *m)
         CUDA_CHECK(cudaStreamWaitEvent(dev.stream, m->event, 0));
 }
 
-/* NOTE: the current device of another thread is 0 at first; a query would create a context
- * there. */
+/* NOTE: the current device of a new thread is device 0. Without cudaSetDevice the query would
+ * create a context on device 0. */
 bool device_reached(const DeviceMark *m)
 {
     CUDA_CHECK(cudaSetDevice(dev.number));

@@ -1,12 +1,13 @@
-/* Rows of the embedding table, in the order of the tokens: each row of the table is read from
- * memory once.
+/* Forward and backward of the embedding table. The kernels process tokens in sorted order, so each
+ * row of the table is read from memory once.
  *
- * Bytes per element in BF16: forward 2 of y and 2 for every distinct token; backward 2 of dy and 4
- * for every distinct token. Its rows are added, in F32 and in the order of their positions, to the
- * row of dw, which is read and written once. No atomics on floats: always the bits of the CPU. */
+ * Bytes per element in BF16: forward takes 2 for y and 2 for every distinct token; backward takes 2
+ * for dy and 4 for every distinct token. Backward adds the rows of dy with the same token, in F32
+ * and in the order of their positions, to the row of dw, which is read and written once. Backward
+ * uses no atomics on floats, so its bits equal the CPU's. */
 #include "kernels/cuda/vector.cuh"
 
-/* A block has ROWS entries of `sorted` and a slice of MAX_THREADS packs of their columns. */
+/* A block has ROWS entries of `sorted`, and MAX_THREADS packs (8 columns each) of their rows. */
 enum { ROWS = 8, MAX_THREADS = 128 };
 
 struct Grid {
@@ -67,14 +68,14 @@ void backend_embedding_forward(Tensor y, const TokenAt *sorted, Tensor w)
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* The rest of a long run, from entry n on: sum += the rows of dy with token t, one by one. c: the
- * thread's column. A frequent token is a long chain of sums, which would wait for memory: rows are
- * prefetched to L2, 32 ahead. */
+/* Adds to `sum` the rest of a long run: from entry n on, the rows of dy with token t, one by one.
+ * c: the thread's column. The sums for a frequent token form a long chain, which would wait for
+ * memory. So rows are prefetched to L2, 32 rows ahead. */
 template <typename T>
 __device__ static inline void add_run(float (&sum)[8], const TokenAt *sorted, const T *dy, int n,
                                       int t, int c, int N, int C)
 {
-    constexpr int EACH = 32 / sizeof(T); /* rows in flight */
+    constexpr int EACH = 32 / sizeof(T); /* number of rows in flight */
     const int lane = threadIdx.x % 32, first = c - 8 * lane;
     const TokenAt none = { -1, 0 };
     TokenAt now = n + lane < N ? sorted[n + lane] : none,
@@ -109,8 +110,8 @@ __device__ static inline void add_run(float (&sum)[8], const TokenAt *sorted, co
     }
 }
 
-/* A block has the runs of equal tokens that begin in its entries; the last run may continue after
- * them. All loads of these entries are in flight at once. */
+/* A block sums the runs of equal tokens that begin in its entries. The last run may continue after
+ * these entries. All loads of these entries are in flight at once. */
 template <typename TDW, typename TDY>
 __global__ __launch_bounds__(MAX_THREADS) void add_rows_kernel(TDW *dw, const TokenAt *sorted,
                                                                const TDY *dy, int N, int C,
@@ -158,7 +159,7 @@ void backend_embedding_backward(Tensor dw, const TokenAt *sorted, Tensor dy)
     CHECK_DENSE(dw, dw.rows, C);
     CHECK_DENSE(dy, N, C);
     check_aligned(OPERATION, C, dw, dy);
-    if (dw.empty) /* most rows have no token */
+    if (dw.empty) /* most rows have no token, so the kernel does not write them */
         backend_device_zero(dw.data, tensor_bytes(dw));
     if (N == 0)
         return;

@@ -1,11 +1,11 @@
-/* Values that weights and moments may not have, in one pass over the bytes. */
+/* Search for values that weights and moments may not have, in one pass over the bytes. */
 #include "kernels/cuda/fp8.cuh"
 
 enum { THREADS = 256, BLOCKS_PER_SM = 8 };
 
-/* *found = 1 if the bits of a number include all bits of `special`, or exceed `last`: bits of
- * numbers below zero exceed the sign bit, which is -0. Sixteen bytes at a time, except before the
- * first and after the last aligned ones. */
+/* Sets *found to 1 if the bits of a number include all bits of `special`, or exceed `last`. To find
+ * numbers below zero, `last` is the sign bit, the bits of -0: their bits exceed it. Threads read
+ * sixteen bytes at a time, except before the first and after the last aligned sixteen bytes. */
 template <typename U>
 __global__ __launch_bounds__(THREADS) void bits_kernel(int *found, const U *x, size_t n, U special,
                                                        U last)

@@ -1,4 +1,5 @@
-/* FP8 in registers: scales, codes, eight elements at a time. Bit for bit as kernels/fp8.c. */
+/* FP8 in registers: scales and codes, eight elements at a time. The bits equal those of
+ * kernels/fp8.c. */
 #pragma once
 #include <cfloat>
 #include <cuda_fp8.h>
@@ -10,21 +11,23 @@ constexpr float FP8_MAX = D == E4M3 ? 448.0f : 57344.0f;
 template <DType D>
 constexpr __nv_fp8_interpretation_t FP8_KIND = D == E4M3 ? __NV_E4M3 : __NV_E5M2;
 
-/* ---- scales: S = max|x| / max(format); for groups of activations see kernels/fp8.c ----------- */
+/* ---- scales: S = max|x| / max(format); kernels/fp8.c explains the scales of activation groups
+ * -- */
 
 __host__ __device__ inline float fp8_max(DType d)
 {
     return d == E4M3 ? FP8_MAX<E4M3> : FP8_MAX<E5M2>;
 }
 
-/* h of scale_is_reused. */
+/* The h in the comment on scale_is_reused. */
 __host__ __device__ inline float fp8_headroom(DType d)
 {
     return d == E4M3 ? 2.0f : 8.0f;
 }
 
-/* Smaller maxima count as 2^-90, so that S times the smallest code is a normal float. The division
- * is correctly rounded: a product with 1/max, corrected once by its remainder. [Markstein 1990] */
+/* Returns the scale for max|x| = amax. A smaller amax counts as 2^-90, so that S times the smallest
+ * code is a normal float. The division is correctly rounded: a product with 1/max, corrected once
+ * by its remainder [Markstein 1990]. */
 __device__ inline float fp8_scale(float amax, DType d)
 {
     const float max = fp8_max(d), inverse = d == E4M3 ? 1 / 448.0f : 1 / 57344.0f,
@@ -33,7 +36,8 @@ __device__ inline float fp8_scale(float amax, DType d)
     return isinf(x) ? x : __fmaf_rn(__fmaf_rn(-q, max, x), inverse, q);
 }
 
-/* The scale of a moment, as BF16 bits, rounded up: |x/S| <= max(format). */
+/* Returns the BF16 bits of a moment's scale. The scale is rounded up, so that |x/S| <=
+ * max(format). */
 __device__ inline uint16_t fp8_moment_scale(float amax, DType d)
 {
     return (uint16_t)((__float_as_uint(fp8_scale(amax, d)) + 0xffffu) >> 16);
@@ -44,17 +48,17 @@ __device__ inline float bf16_value(uint16_t bits)
     return __uint_as_float((uint32_t)bits << 16);
 }
 
-/* 1/s for s with up to 8 significant bits, correctly rounded: its relative distance from the
- * midpoint of two floats is at least 2^-33, and a Newton step from the hardware's approximation has
- * an error of 2^-45. NaN: NaN. */
+/* Returns 1/s, correctly rounded, for s with up to 8 significant bits. The relative distance of 1/s
+ * from the midpoint of two floats is at least 2^-33, and a Newton step from the hardware's
+ * approximation has an error of 2^-45. NaN gives NaN. */
 __device__ inline float inverse_of_few_bits(float s)
 {
     const float r = inverse_quick(s);
     return __fmaf_rn(__fmaf_rn(-s, r, 1.0f), r, r);
 }
 
-/* The scale in a byte. The quotient is correctly rounded as in fp8_scale; from 2^126 on, where
- * 1/head is not normal, only E matters. */
+/* Returns a group's scale in a byte. The quotient is correctly rounded as in fp8_scale. From 2^126
+ * on, 1/head is not a normal float, but there only E matters. */
 __device__ inline uint8_t fp8_group_scale(float amax, DType d)
 {
     const int cut = d == E4M3 ? 20 : 21;
@@ -83,14 +87,14 @@ __device__ inline float decode(uint8_t code)
     return __half2float(__half(__nv_cvt_fp8_to_halfraw(code, FP8_KIND<D>)));
 }
 
-/* Nearest even, saturating, NaN: 0x7f. */
+/* Rounds to nearest even and saturates. NaN gives 0x7f. */
 template <DType D>
 __device__ inline uint8_t encode(float x)
 {
     return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, FP8_KIND<D>);
 }
 
-/* Four codes, the first in the lowest byte. */
+/* Decodes four codes. The first code is in the lowest byte. */
 template <DType D>
 __device__ inline void decode_four(float *x, uint32_t codes, float scale)
 {
@@ -104,7 +108,7 @@ __device__ inline void decode_four(float *x, uint32_t codes, float scale)
     }
 }
 
-/* inverse: 1/S. */
+/* inverse is 1/S. */
 template <DType D>
 __device__ inline uint32_t encode_four(const float *x, float inverse)
 {
@@ -128,7 +132,7 @@ __device__ inline uint2 encode_pack(const float (&x)[8], float inverse)
     return make_uint2(encode_four<D>(x, inverse), encode_four<D>(x + 4, inverse));
 }
 
-/* With the format as a run-time argument: the branch is uniform. */
+/* As above, with the format as a run-time argument. All threads take the same branch. */
 __device__ inline uint2 encode_pack(const float (&x)[8], float inverse, DType d)
 {
     return d == E4M3 ? encode_pack<E4M3>(x, inverse) : encode_pack<E5M2>(x, inverse);

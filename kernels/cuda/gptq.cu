@@ -27,7 +27,7 @@ void backend_gptq_diagonal(float *diagonal, Tensor h)
     LAUNCH_CHECK();
 }
 
-/* One row of blocks per row of m. */
+/* The blocks with blockIdx.y = i compute row i of m. */
 __global__ void gptq_damp_kernel(float *m, const float *h, const int *order, float damping, int I)
 {
     const int i = blockIdx.y, j = blockIdx.x * THREADS + threadIdx.x;
@@ -47,9 +47,9 @@ void backend_gptq_damp(Tensor m, Tensor h, const int *order, float damping)
     LAUNCH_CHECK();
 }
 
-/* The diagonal square, by one thread block in shared memory, s[i][k] at s[i * PITCH + k]: from the
- * last column to the first, each is divided by the root of its pivot, and its products are
- * subtracted from the rest. */
+/* One thread block factors the diagonal square in shared memory, with s[i][k] at s[i * PITCH + k].
+ * From the last column to the first, it divides a column by the root of the pivot and subtracts the
+ * column's products from the rest. */
 __global__ __launch_bounds__(FACTOR_THREADS) void gptq_square_kernel(float *c, int *failed,
                                                                      const float *m, int R, int I,
                                                                      int first)
@@ -60,7 +60,7 @@ __global__ __launch_bounds__(FACTOR_THREADS) void gptq_square_kernel(float *c, i
     __syncthreads();
     for (int r = R - 1; r >= 0; r--) {
         const float pivot = s[r * PITCH + r], root = sqrtf(pivot);
-        __syncthreads(); /* all have read it */
+        __syncthreads(); /* all threads have read the pivot */
         if ((int)threadIdx.x < r)
             s[threadIdx.x * PITCH + r] /= root;
         if (threadIdx.x == 0) {
@@ -80,18 +80,18 @@ __global__ __launch_bounds__(FACTOR_THREADS) void gptq_square_kernel(float *c, i
     }
 }
 
-/* The columns before the square, one thread each, from the last row to the first; columns after it
- * are 0. In shared memory the thread's x comes after the square. */
+/* Each thread solves one column before the square, from the last row to the first. Columns after
+ * the square become 0. In shared memory the thread's x comes after the square. */
 __global__ __launch_bounds__(SOLVE_THREADS) void gptq_solve_kernel(float *c, const float *m, int R,
                                                                    int I, int first)
 {
     extern __shared__ float s[];
     float *x = s + GPTQ_COLUMNS * GPTQ_COLUMNS + threadIdx.x;
     const int begin = blockIdx.x * SOLVE_THREADS, col = begin + threadIdx.x;
-    /* the same for all threads of a block */
+    /* all threads of a block take the same branch */
     if (begin < first)
         for (int i = threadIdx.x; i < R * R; i += SOLVE_THREADS)
-            s[i] = c[(size_t)(i / R) * I + first + i % R]; /* C_kr at s[r * R + k] */
+            s[i] = c[(size_t)(i / R) * I + first + i % R]; /* C_kr is s[r * R + k] */
     __syncthreads();
     if (col >= first + R && col < I)
         for (int r = 0; r < R; r++)
@@ -134,9 +134,10 @@ void backend_gptq_factor(Tensor c, int *failed, Tensor m, int first)
 
 /* ---- codes ----------------------------------------------------------------------------------- */
 
-/* A warp has a row, its lane l the columns l, l + 32, ..., with weight, scale and sum so far in
- * registers. All lanes compute the code of one of their columns; the lane with the next column
- * sends its error to the others. C_jk is at c[j * PITCH + k] in shared memory. */
+/* A warp has one row. Its lane l has the columns l, l + 32, ..., with their weights, scales and
+ * sums so far in registers. All lanes compute the code of one of their columns. The lane that has
+ * the next column sends the error of this column to the others. C_jk is c[j * PITCH + k] in shared
+ * memory. */
 __global__ __launch_bounds__(ROWS *WARP) void gptq_columns_kernel(
     int8_t *q, AnyOut values, float *e, const float *w, const float *scale, const float *sums,
     const float *ct, const int *order, int O, int I, int group, int first, int count)

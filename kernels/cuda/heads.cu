@@ -1,16 +1,18 @@
-/* Columns of heads, exchanged to ranks. A thread moves 16 bytes. */
+/* Exchange of columns between rows of all heads and rows of one rank's heads. A thread moves 16
+ * bytes. */
 #include "kernels/cuda/vector.cuh"
 
 enum { THREADS = 256 };
 
-/* In 16 bytes: columns of q, and of k and v, of one rank; all columns of a rank; rows. Only q: kv
- * is 0. shared: ranks that have the same key head. */
+/* Sizes in units of 16 bytes. q, kv: the columns of q, and of k or v, of one rank; kv is 0 if rows
+ * contain only q. part: all columns of one rank. shared: number of ranks that have the same key
+ * head. */
 struct Layout {
     int q, kv, part, ranks, shared;
     size_t rows;
 };
 
-/* The column, in the row of all heads, of column `at` of a rank's heads. */
+/* Returns the column, in rows of all heads, of column `at` in rows of one rank's heads. */
 __device__ static inline int column_of(Layout d, int rank, int at)
 {
     if (at < d.q)
@@ -20,7 +22,8 @@ __device__ static inline int column_of(Layout d, int rank, int at)
            (at - d.q - section * d.kv);
 }
 
-/* The sum of `count` times 16 bytes of elements, in this order in F32. */
+/* Sums `count` times 16 bytes of elements, in their order, in F32. These 16-byte words are `stride`
+ * words apart. */
 template <typename T>
 __device__ static inline uint4 sum_copies(const uint4 *from, size_t stride, int count)
 {
@@ -41,7 +44,8 @@ __device__ static inline uint4 sum_copies(const uint4 *from, size_t stride, int 
     return v;
 }
 
-/* A thread of each rank's 16 bytes; of what several ranks have, the first one's adds them. */
+/* Each thread copies 16 bytes of one rank's heads. If several ranks have the same key head, the
+ * thread of the first of these ranks adds their gradients. */
 template <bool JOIN, typename T>
 __global__ __launch_bounds__(THREADS) void exchange_kernel(uint4 *to, const uint4 *from, Layout d)
 {

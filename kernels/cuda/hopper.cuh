@@ -1,26 +1,27 @@
 /* Functions for features of compute capability 9.0 only [PTX ISA 8.0, sec. 9.7]: barriers in shared
  * memory that count bytes, copies between global and shared memory by the tensor memory accelerator
- * (TMA), and asynchronous products of tiles (wgmma), which the 128 threads of a warpgroup issue
+ * (TMA), and asynchronous products of tiles (wgmma), which the 128 threads of a warpgroup start
  * together.
  *
  * Tiles of BF16 in shared memory are panels of 64 columns: a row takes 128 bytes, rows are
  * contiguous, and the 16-byte chunk c of row r is at position c ^ r % 8 (the "128-byte swizzle"). A
  * tile starts at a multiple of 1024 bytes. Panels of FP8 have 128 columns.
  *
- * wgmma computes d (64, N) += a (64, 16) b (16, N). An operand "by rows" has its rows (of a) or
- * columns (of b) as rows of the tile, and the sum runs along them; for an operand "by columns" the
- * sum runs across the tile's rows. Lane l of warp w of the warpgroup holds of d, in d[4j .. 4j+3],
- * row 16w + l/4 (two numbers) and the row 8 below it (two), columns 8j + 2(l%4) and the next.
- * Operands a in registers are pairs of BF16 in the same layout: d of one product, rounded, can be a
- * of the next.
+ * wgmma computes d (64, N) += a (64, 16) b (16, N). If an operand is read "by rows", the rows of
+ * its tile are rows of a or columns of b, and the sum runs along the tile's rows. If it is read "by
+ * columns", the sum runs across the tile's rows. Each thread holds a part of d. In d[4j .. 4j+3],
+ * lane l of warp w of the warpgroup has two numbers of row 16w + l/4, then two numbers of the row 8
+ * below, in columns 8j + 2(l%4) and 8j + 2(l%4) + 1. An operand a in registers consists of pairs of
+ * BF16 in the same layout. So d of one product, rounded to BF16, can be a of the next product.
  *
- * Asynchronous copies and products access memory through the async proxy: fence_async is needed
- * between ordinary writes to shared memory and such reads, fence_async_global if one of them is in
- * global memory. It may be on either side of the barrier between them, in the thread block that
- * reads: [Lustig 2022, Mixed-Proxy Extensions for the NVIDIA PTX Memory Consistency Model] says so
- * for other proxies, and the PTX ISA does not contradict it for this one. After the barrier, in the
- * thread that starts the read, it does not delay the writer, which would otherwise wait for all of
- * its pending accesses. */
+ * Asynchronous copies and products access memory through the async proxy. Between an ordinary write
+ * to shared memory and an asynchronous read, fence_async is needed. If one of the two accesses is
+ * in global memory, fence_async_global is needed. The fence may be on either side of the barrier
+ * between the two accesses, in the thread block that reads. [Lustig 2022, Mixed-Proxy Extensions
+ * for the NVIDIA PTX Memory Consistency Model] says so for other proxies, and the PTX ISA does not
+ * contradict it for the async proxy. Here the fence comes after the barrier, in the thread that
+ * starts the read. There it does not delay the writer. Before the barrier, the writer would wait
+ * for all of its pending accesses. */
 #pragma once
 #include <cuda.h>
 
@@ -32,15 +33,15 @@ typedef uint64_t Barrier; /* in shared memory */
 
 /* ---- barriers -------------------------------------------------------------------------------- */
 
-/* A phase ends after `arrivals` arrivals and all announced bytes. Phases are identified by parity,
- * 0 first. */
+/* Initializes a barrier whose phases end after `arrivals` arrivals and all announced bytes. A phase
+ * is identified by its parity. The first phase has parity 0. */
 __device__ inline void barrier_init(Barrier *b, int arrivals)
 {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(arrivals)
                  : "memory");
 }
 
-/* Between barrier_init and the first use by TMA. */
+/* Needed between barrier_init and the first use of the barrier by TMA. */
 __device__ inline void barrier_init_fence()
 {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -52,8 +53,8 @@ __device__ inline void barrier_arrive(Barrier *b)
 }
 
 /* Arrives at the same barrier of another block of the cluster; block: its number in the cluster.
- * NOTE: sufficient after reads that were waited for. The thread's stores need not be visible there,
- * and .release.cluster would wait for them. */
+ * NOTE: this arrival is sufficient after reads that the thread has waited for. Its stores need not
+ * be visible in the other block, and .release.cluster would wait for them. */
 __device__ inline void barrier_arrive_at(Barrier *b, int block)
 {
     asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
@@ -63,7 +64,7 @@ __device__ inline void barrier_arrive_at(Barrier *b, int block)
 }
 
 /* Writes a number to the same address of another block of the cluster, and counts its four bytes at
- * the barrier there. */
+ * the barrier of that block. */
 __device__ inline void store_at(int *to, int number, Barrier *b, int block)
 {
     asm volatile(
@@ -83,8 +84,8 @@ __device__ inline void barrier_expect(Barrier *b, int bytes)
                  : "memory");
 }
 
-/* Waits for the end of the phase with this parity; with parity 1 it returns at once until the first
- * phase has ended. */
+/* Waits for the end of the phase with this parity. Until the first phase has ended, a wait with
+ * parity 1 returns at once. */
 __device__ inline void barrier_wait(Barrier *b, int parity)
 {
     uint32_t done;
@@ -97,7 +98,7 @@ __device__ inline void barrier_wait(Barrier *b, int parity)
     while (!done);
 }
 
-/* For all threads of a cluster of BLOCKS blocks. */
+/* Synchronizes all threads of a cluster of BLOCKS blocks. */
 template <int BLOCKS>
 __device__ inline void cluster_barrier()
 {
@@ -107,7 +108,8 @@ __device__ inline void cluster_barrier()
         asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
-/* Before a block ends, since another block of the cluster may still arrive at its barriers. */
+/* Called before a block ends, because another block of the cluster may still arrive at its
+ * barriers. */
 template <int BLOCKS>
 __device__ inline void cluster_end()
 {
@@ -115,7 +117,7 @@ __device__ inline void cluster_end()
         cluster_barrier<BLOCKS>();
 }
 
-/* One arrival of a warp, for all earlier accesses of its lanes. */
+/* Makes one arrival for a warp, after all earlier accesses of its lanes. */
 __device__ inline void barrier_arrive_warp(Barrier *b)
 {
     __syncwarp();
@@ -123,9 +125,9 @@ __device__ inline void barrier_arrive_warp(Barrier *b)
         barrier_arrive(b);
 }
 
-/* The same at this barrier of all BLOCKS blocks of the cluster, for reads that were waited for.
- * NOTE: with several blocks, the warp's lanes must have converged since they waited, as after
- * products. */
+/* As barrier_arrive_warp, at this barrier of all BLOCKS blocks of the cluster. The lanes must have
+ * waited for their reads. NOTE: with several blocks the lanes must have converged after this wait,
+ * as they have after products. */
 template <int BLOCKS>
 __device__ inline void barrier_arrive_everywhere(Barrier *b)
 {
@@ -136,7 +138,7 @@ __device__ inline void barrier_arrive_everywhere(Barrier *b)
         barrier_arrive_at(b, lane);
 }
 
-/* A position in a ring of stages, and the parity of its phase. */
+/* A position in a ring of stages, and the parity of the position's phase. */
 template <int STAGES>
 struct Ring {
     int stage = 0, parity = 0;
@@ -150,13 +152,13 @@ struct Ring {
     }
 };
 
-/* Barrier 0 is __syncthreads's. */
+/* Synchronizes `threads` threads of the block. Barrier 0 is __syncthreads's. */
 __device__ inline void named_barrier(int number, int threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
-/* Arrives without waiting; `threads`: the same number as for the waiting threads. */
+/* Arrives without waiting. `threads` is the same number as in named_barrier. */
 __device__ inline void named_barrier_arrive(int number, int threads)
 {
     asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
@@ -164,8 +166,8 @@ __device__ inline void named_barrier_arrive(int number, int threads)
 
 /* ---- copies ---------------------------------------------------------------------------------- */
 
-/* NOTE: without the state space the fence would also wait for the block's writes to global memory,
- * about a thousand cycles. */
+/* NOTE: without the state space in its name this fence would also wait for the block's writes to
+ * global memory, about a thousand cycles. */
 __device__ inline void fence_async()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -181,7 +183,7 @@ __device__ inline void prefetch_map(const CUtensorMap *map)
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/* Loads a box of the map's shape, from (x, y, z) on; elements outside the tensor become 0. */
+/* Loads a box of the map's shape, from (x, y, z) on. Elements outside the tensor become 0. */
 __device__ inline void load_box(void *to, const CUtensorMap *map, int x, int y, int z, Barrier *b)
 {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
@@ -190,8 +192,8 @@ __device__ inline void load_box(void *to, const CUtensorMap *map, int x, int y, 
                  : "memory");
 }
 
-/* The same to this address in each block of the cluster whose bit is set in `blocks`, and to the
- * barrier there. */
+/* As load_box, into this address of each block of the cluster whose bit is set in `blocks`. Each of
+ * these blocks counts the bytes at its own barrier. */
 __device__ inline void load_box_everywhere(void *to, const CUtensorMap *map, int x, int y, int z,
                                            Barrier *b, uint16_t blocks)
 {
@@ -202,7 +204,7 @@ __device__ inline void load_box_everywhere(void *to, const CUtensorMap *map, int
                  : "memory");
 }
 
-/* Both for a tensor of five dimensions, from (x, 0, 0, 0, y) on. */
+/* The same two functions for a tensor of five dimensions, from (x, 0, 0, 0, y) on. */
 __device__ inline void load_box(void *to, const CUtensorMap *map, int x, int y, Barrier *b)
 {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
@@ -221,7 +223,8 @@ __device__ inline void load_box_everywhere(void *to, const CUtensorMap *map, int
                  : "memory");
 }
 
-/* The opposite of load_box; nothing is written outside the tensor. */
+/* Stores a box of the map's shape, from (x, y, z) on. Elements outside the tensor are not
+ * written. */
 __device__ inline void store_box(const CUtensorMap *map, int x, int y, int z, const void *from)
 {
     asm volatile(
@@ -239,7 +242,7 @@ __device__ inline void store_box(const CUtensorMap *map, int x, int y, const voi
                  : "memory");
 }
 
-/* bytes and both addresses are multiples of 16. */
+/* `bytes` and both addresses must be multiples of 16. */
 __device__ inline void load_bytes(void *to, const void *from, int bytes, Barrier *b)
 {
     asm volatile(
@@ -264,8 +267,9 @@ __device__ inline void add_floats(float *to, const float *from, int bytes)
         : "memory");
 }
 
-/* For stores and adds of one thread: each commit ends a group. copies_wait_read: until all but the
- * last N groups have read their source; copies_wait: until all are done. */
+/* For stores and adds of one thread. copies_commit ends a group of copies. copies_wait_read waits
+ * until all groups but the last N have read their source. copies_wait waits until all groups are
+ * done. */
 __device__ inline void copies_commit()
 {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
@@ -280,8 +284,8 @@ __device__ inline void copies_wait()
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
-/* A number in global memory that orders copies of blocks: a thread that reads the value of turn_set
- * sees the copies that its writer had waited for. */
+/* A number in global memory that orders the copies of different blocks. A thread that has read the
+ * value of turn_set sees the copies that its writer had waited for. */
 __device__ inline void turn_wait(const int *turn, int value)
 {
     int now;
@@ -299,7 +303,8 @@ __device__ inline void turn_set(int *turn, int value)
 
 /* ---- products -------------------------------------------------------------------------------- */
 
-/* Sets the registers per thread of a warpgroup; all of its warps must call it. */
+/* Sets the number of registers per thread of a warpgroup. All of its warps must call this
+ * function. */
 template <int N>
 __device__ inline void registers_grow()
 {
@@ -311,14 +316,14 @@ __device__ inline void registers_shrink()
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
 
-/* Describes an operand in shared memory with contiguous groups of 8 rows; panel: bytes between
- * panels, for an operand by columns with several. Add operand_step(bytes) to advance. This is the
- * lower half of wgmma's descriptor; the upper half is constant. */
+/* Describes an operand in shared memory with contiguous groups of 8 rows. panel: bytes between
+ * panels, for an operand by columns that has several panels. Add operand_step(bytes) to advance.
+ * The result is the lower half of wgmma's descriptor; the upper half is constant. */
 __device__ inline uint32_t operand(const void *tile, int panel)
 {
     uint32_t low = (shared_address(tile) & 0x3ffff) >> 4 | (uint32_t)(panel >> 4) << 16;
-    /* NOTE: else the compiler sees that steps do not carry and adds in 64 bits, at three times the
-     * cost */
+    /* NOTE: without this statement the compiler finds that adding steps never carries into the
+     * upper half, and adds in 64 bits, at three times the cost */
     asm("" : "+r"(low));
     return low;
 }
@@ -332,8 +337,9 @@ __device__ inline uint64_t descriptor(uint32_t operand)
     return (uint64_t)(group >> 4 | swizzle_128 << 30) << 32 | operand;
 }
 
-/* The step to the k-th 16 terms of a sum: along the rows of an operand by rows, with panels `panel`
- * bytes apart; down the rows of an operand by columns. */
+/* The step to the k-th 16 terms of a sum. step_by_rows goes along the rows of an operand by rows,
+ * whose panels are `panel` bytes apart. step_by_columns goes down the rows of an operand by
+ * columns. */
 __device__ constexpr uint32_t step_by_rows(int k, int panel)
 {
     return operand_step(k / 4 * panel + k % 4 * 32);
@@ -343,7 +349,7 @@ __device__ constexpr uint32_t step_by_columns(int k)
     return operand_step(k * 16 * 128);
 }
 
-/* Before the first product, and after ordinary code has changed registers of products. */
+/* Needed before the first product, and after ordinary code has changed registers of products. */
 __device__ inline void products_fence()
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -352,17 +358,18 @@ __device__ inline void products_commit()
 {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-/* Until all but the last N groups are done. NOTE: the assembler moves the wait before ordinary
- * computations that could overlap. It does not if both branches of an `if` after them wait, and the
- * compiler keeps both if their CALL differs. */
+/* Waits until all groups of products except the last N are done. NOTE: the assembler moves this
+ * wait before ordinary computations that could overlap. The wait stays in place if it follows these
+ * computations in both branches of an `if`. The compiler keeps both branches if their CALL
+ * differs. */
 template <int N, int CALL = 0>
 __device__ inline void products_wait()
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;    // %1" ::"n"(N), "n"(CALL) : "memory");
 }
 
-/* NOTE: the compiler does not know that products change registers until the wait: this keeps it
- * from moving accesses across it. */
+/* NOTE: the compiler does not know that products change registers until the wait. This function
+ * keeps the compiler from moving accesses to these registers across the wait. */
 template <int N>
 __device__ inline void keep_in_place(float (&x)[N])
 {
@@ -399,7 +406,8 @@ __device__ inline void keep_in_place(uint32_t (&x)[N])
     ",%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122" \
     ",%123,%124,%125,%126,%127"
 
-/* d = a b, or d += a b. A_COLUMNS, B_COLUMNS: that operand is by columns. */
+/* d = a b, or d += a b if `add`. If A_COLUMNS is 1, a is by columns; if B_COLUMNS is 1, b is by
+ * columns. */
 template <int A_COLUMNS, int B_COLUMNS>
 __device__ inline void product(float (&d)[32], uint32_t a, uint32_t b, bool add)
 {
@@ -422,8 +430,8 @@ __device__ inline void product(float (&d)[64], uint32_t a, uint32_t b, bool add)
                    "n"(B_COLUMNS));
 }
 
-/* The same for FP8, a in format A and b in E4M3, both by rows; 32 terms are 32 bytes. The tensor
- * cores add in short accumulators. */
+/* The product for FP8, with a in format A and b in E4M3, both by rows. 32 terms of a sum are 32
+ * bytes. The tensor cores add in short accumulators. */
 #define PRODUCT_FP8(kinds) \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n" \
                  "wgmma.mma_async.sync.aligned.m64n256k32.f32." kinds " {" NAMES_128 \
@@ -440,7 +448,7 @@ __device__ inline void product_fp8(float (&d)[128], uint32_t a, uint32_t b, bool
 }
 #undef PRODUCT_FP8
 
-/* d = a b, or d += a b, with a in registers, b by rows. */
+/* d = a b, or d += a b if `add`, with a in registers and b by rows. */
 __device__ inline void product(float (&d)[32], const uint32_t *a, uint32_t b, bool add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, "
@@ -459,7 +467,7 @@ __device__ inline void product(float (&d)[64], const uint32_t *a, uint32_t b, bo
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor(b)), "r"((int)add));
 }
 
-/* d += a b with a in registers, b by columns. */
+/* d += a b, with a in registers and b by columns. */
 __device__ inline void product_add(float (&d)[32], const uint32_t *a, uint32_t b)
 {
     asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NAMES_32
@@ -484,15 +492,15 @@ __device__ inline void product_add(float (&d)[64], const uint32_t *a, uint32_t b
 
 /* ---- in a warp ------------------------------------------------------------------------------- */
 
-/* Tells the compiler that x is equal in all lanes, so that operands computed from it stay in
- * uniform registers. */
+/* Tells the compiler that x is equal in all lanes. Then operands computed from x stay in uniform
+ * registers. */
 __device__ inline int uniform(int x)
 {
     return __shfl_sync(0xffffffffu, x, 0);
 }
 
-/* Stores four 8 x 8 matrices of BF16 in wgmma's layout to shared memory, where a[i] of all lanes is
- * matrix i: lane 8i + r has the address of row r of matrix i, 16 bytes. */
+/* Stores four 8 x 8 matrices of BF16, in wgmma's register layout, to shared memory. a[i] of all
+ * lanes is matrix i. Lane 8i + r has the address of row r (16 bytes) of matrix i. */
 __device__ inline void store_matrices(void *row, const uint32_t *a)
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
@@ -501,7 +509,7 @@ __device__ inline void store_matrices(void *row, const uint32_t *a)
                  : "memory");
 }
 
-/* Each matrix transposed: lane 8i + r has the address of column r of matrix i. */
+/* Stores each matrix transposed. Lane 8i + r has the address of column r of matrix i. */
 __device__ inline void store_matrices_transposed(void *column, const uint32_t *a)
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
@@ -510,7 +518,7 @@ __device__ inline void store_matrices_transposed(void *column, const uint32_t *a
                  : "memory");
 }
 
-/* The opposite of store_matrices. */
+/* Loads four matrices that store_matrices stored. */
 __device__ inline void load_matrices(uint32_t *a, const void *row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"

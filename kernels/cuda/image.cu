@@ -1,5 +1,5 @@
-/* Which GPUs this program has code for. All .cu files are compiled for the same ones, so one kernel
- * is enough to test. */
+/* Finds which GPUs this program has code for. All .cu files are compiled for the same GPUs, so
+ * testing one kernel is enough. */
 #include <string.h>
 
 #include "kernels/cuda/cuda.h"

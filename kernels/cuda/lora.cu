@@ -1,5 +1,5 @@
-/* The products of adapters: dispatch, and plain kernels for cases without a fast one: F32, and rows
- * of odd widths. */
+/* The products of adapters: choice of kernel, and plain kernels for cases that have no fast kernel:
+ * F32, and rows of odd widths. */
 #include "kernels/cuda/lora.cuh"
 
 enum { THREADS = 256 };
@@ -21,7 +21,7 @@ LoraProjections lora_projections(LoraMatrix m, int rank, int C)
 
 /* ---- plain kernels --------------------------------------------------------------------------- */
 
-/* Numbers in any format; FP8 without scale. */
+/* The numbers of a tensor in any format. FP8 codes are read without their scale. */
 struct Elements {
     const void *data;
     DType dtype;
@@ -49,7 +49,7 @@ __device__ static inline void store(AnyOut out, size_t i, float x)
         ((bf16 *)out.data)[i] = from_float<bf16>(x);
 }
 
-/* One warp per number of xa. */
+/* Each warp computes one number of xa. */
 __global__ __launch_bounds__(THREADS) void narrow_kernel(AnyOut xa, Elements x,
                                                          const float *x_scale, Elements w,
                                                          LoraProjections projections, size_t count,
@@ -71,7 +71,7 @@ __global__ __launch_bounds__(THREADS) void narrow_kernel(AnyOut xa, Elements x,
         store(xa, i, sum * (x_scale ? scale * *x_scale : scale));
 }
 
-/* One thread per number of y, in projection blockIdx.y. */
+/* Each thread computes one number of y, in projection blockIdx.y. */
 __global__ __launch_bounds__(THREADS) void widen_kernel(AnyOut y, Elements xa, Elements w,
                                                         Elements add, LoraProjections projections,
                                                         int N, int C)
@@ -89,7 +89,8 @@ __global__ __launch_bounds__(THREADS) void widen_kernel(AnyOut y, Elements xa, E
     store(y, at, add.data ? sum + add[at] : sum);
 }
 
-/* One thread per number of dm, in projection blockIdx.y. before: the sum so far, or no data. */
+/* Each thread computes one number of dm, in projection blockIdx.y. before: the sum so far, or NULL
+ * data. */
 __global__ __launch_bounds__(THREADS) void dw_kernel(AnyOut dw, Elements before,
                                                      LoraProjections projections, Elements xa,
                                                      Elements x, const float *x_scale, int N, int C)
@@ -107,7 +108,8 @@ __global__ __launch_bounds__(THREADS) void dw_kernel(AnyOut dw, Elements before,
     store(dw, at, (before.data ? before[at] : 0.0f) + sum * (x_scale ? *x_scale : 1.0f));
 }
 
-/* One thread for each of `rows` numbers per column of the widest projection, times projections. */
+/* Returns a grid with one thread for each of `rows` numbers per column of the widest projection,
+ * for each projection. */
 static dim3 grid_of_projections(const LoraProjections &projections, int rows)
 {
     size_t most = 0;
@@ -131,7 +133,7 @@ void backend_lora_narrow(Tensor xa, Tensor x, LoraMatrix m, float scale)
     LAUNCH_CHECK();
 }
 
-/* The columns of y between the projections. */
+/* Sets the columns of y that are in no projection. */
 static void fill_gaps(Tensor y, LoraProjections projections, Tensor add)
 {
     const size_t size = dtype_size(y.format.dtype), pitch = y.cols * size;

@@ -1,13 +1,13 @@
-/* Shared by the kernels of adapters: projections of the adapter matrix, tensor-core products, and
- * FP8 codes as BF16, which is exact. */
+/* Definitions that the kernels of adapters share: projections of the adapter matrix, tensor-core
+ * products, and exact conversion of FP8 codes to BF16. */
 #pragma once
 #include "kernels/cuda/readers.cuh"
 
 /* ---- projections ----------------------------------------------------------------------------- */
 
-/* Columns first .. first + width - 1 of the wide tensor. The matrix element for its column c and
- * column xa + j, j < rank, of the xa is at `at` + c * by_column + j * by_rank. block: number of
- * blocks of columns before this projection. */
+/* A projection has columns first .. first + width - 1 of the wide tensor. The matrix element for
+ * column c of the projection and column xa + j of xa, j < rank, has index `at` + c * by_column + j
+ * * by_rank. block: number of blocks of columns in earlier projections. */
 struct LoraProjection {
     int first, width, xa, block;
     size_t at;
@@ -20,8 +20,8 @@ struct LoraProjections {
 
 LoraProjections lora_projections(LoraMatrix m, int rank, int C); /* lora.cu */
 
-/* Numbers blocks of `columns` columns, none of which spans two projections; returns the number of
- * blocks. */
+/* Divides each projection into blocks of `columns` columns, and numbers the blocks. No block spans
+ * two projections. Returns the number of blocks. */
 static inline int number_blocks(LoraProjections &projections, int columns)
 {
     int blocks = 0;
@@ -53,8 +53,8 @@ __device__ inline LoraProjection projection_of_block(const LoraProjections &proj
     return projection;
 }
 
-/* True if the columns of every projection, and so of C, can be accessed `each` elements at a
- * time. */
+/* Returns true if the columns of the wide tensor, and those of each projection, can be accessed
+ * `each` elements at a time. */
 static inline bool projections_aligned(const LoraProjections &projections, Tensor wide, int each)
 {
     bool aligned = wide.cols % each == 0 && (uintptr_t)wide.data % 16 == 0;
@@ -64,8 +64,8 @@ static inline bool projections_aligned(const LoraProjections &projections, Tenso
     return aligned;
 }
 
-/* The fast kernels. The caller has checked the arguments. They return false, without doing
- * anything, if they do not support the formats or shapes. */
+/* The fast kernels. The caller has checked the arguments. Each function returns false, without
+ * doing anything, if its kernel does not support the formats or shapes. */
 /* lora_narrow.cu */
 bool lora_narrow_fast(Tensor xa, Tensor x, Tensor w, LoraProjections projections, float scale);
 /* lora_widen.cu */
@@ -75,29 +75,32 @@ bool lora_dw_fast(Tensor dw, LoraProjections projections, Tensor xa, Tensor x);
 
 /* swiglu_lora.cu: swiglu_forward with an adapter's product. The caller has checked the other
  * arguments. The functions return false, without doing anything, if there is no product, or if they
- * do not support the formats or shapes. swiglu_added is for an act in BF16. An FP8 act takes two
- * calls. First, swiglu_save_added saves gate_up, even if it is `wide`, and raises probe.amax to
- * max|act|; with `exact`, and if gate_up is not `wide`, max|act| is that of the exact sums. If
- * probe.scale_amax is set, it also encodes act within that range. Then swiglu_codes_added encodes
- * act from the exact sums, or encodes it again if it exceeded the range. Without `exact`, act can
- * be encoded from gate_up. */
+ * do not support the formats or shapes.
+ *
+ * swiglu_added is for an act in BF16. An FP8 act takes two calls. First, swiglu_save_added saves
+ * gate_up, even if gate_up is `wide`, and raises probe.amax to max|act|. With `exact`, and if
+ * gate_up is not `wide`, act is computed from the exact sums. If probe.scale_amax is set, the
+ * function also encodes act within that range. Then swiglu_codes_added encodes act from the exact
+ * sums, or encodes act again if it exceeded the range. Without `exact`, act can be encoded from
+ * gate_up. */
 struct AmaxProbe; /* tiles.cuh */
 bool swiglu_added(Tensor act, Tensor gate_up, Tensor wide, LoraProduct product);
 bool swiglu_save_added(AmaxProbe probe, Tensor act, Tensor gate_up, Tensor wide,
                        LoraProduct product, bool exact);
 void swiglu_codes_added(Tensor act, AmaxProbe probe, Tensor wide, LoraProduct product);
 
-/* swiglu_lora_backward.cu: the same for swiglu_backward. */
+/* swiglu_lora_backward.cu: swiglu_backward with an adapter's product. Returns false as the
+ * functions above do. */
 bool swiglu_backward_added(Tensor dgate_up, Tensor act, Tensor dact, LoraProduct product,
                            Tensor gate_up);
 
-/* rope_lora.cu: rope_forward without norms, in one pass: with an adapter's product, or exact and
- * saved in FP8 groups. Returns false, without doing anything, in other cases, or if it does not
- * support the formats or shapes. */
+/* rope_lora.cu: rope_forward without norms, in one pass, with an adapter's product, or with exact
+ * results and saved values in FP8 groups. Returns false, without doing anything, in other cases, or
+ * if it does not support the formats or shapes. */
 bool rope_forward_added(bool exact, Tensor y, Tensor saved, Tensor x, LoraProduct product,
                         Attention a);
 
-/* f(Known<format of x>); x is BF16, E4M3 or E5M2. */
+/* Calls f(Known<format of x>). x is BF16, E4M3 or E5M2. */
 template <typename F>
 static inline void with_wide(Tensor x, F f)
 {
@@ -115,10 +118,10 @@ static inline const float *scale_of(Tensor x)
 
 /* ---- tensor cores ---------------------------------------------------------------------------- */
 
-/* d += a b, a 16 x 16 and b 16 x 8. Lane 4 g + t holds [PTX ISA]: a: rows g and g + 8 of columns
- * 2t, 2t + 1, then both rows of columns 2t + 8, 2t + 9; b: rows 2t, 2t + 1, then 2t + 8, 2t + 9 of
- * column g; d: columns 2t, 2t + 1 of row g, then of row g + 8. The summed dimension may have any
- * order, the same in a and b. */
+/* d += a b, where a is 16 x 16 and b is 16 x 8. Lane 4 g + t holds [PTX ISA]: of a, rows g and g +
+ * 8 in columns 2t, 2t + 1, then both rows in columns 2t + 8, 2t + 9; of b, rows 2t, 2t + 1, then
+ * 2t + 8, 2t + 9 in column g; of d, columns 2t, 2t + 1 in row g, then in row g + 8. The summed
+ * dimension may have any order that is the same in a and b. */
 __device__ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
@@ -130,7 +133,7 @@ __device__ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint3
 template <DType D>
 constexpr int WIDE_BYTES = D == BF16 ? 2 : 1;
 
-/* Codes 2i and 2i + 1 of the word. */
+/* Decodes codes 2i and 2i + 1 of the word. */
 template <DType D>
 __device__ inline float2 decode_two(uint32_t word, int i)
 {

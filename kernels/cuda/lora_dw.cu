@@ -1,17 +1,17 @@
-/* dw += xaT x for xa in BF16 and x in BF16 or FP8: x is read once, directly into registers.
+/* dw += xaT x for xa in BF16 and x in BF16 or FP8. x is read once, directly into registers.
  *
- * A block has 128 columns of x, up to 64 of xa and a range of tokens; the two warps of a pair have
- * 64 columns each, and four pairs alternate over tokens. The sums of warps are added in shared
- * memory, those of blocks by a second kernel, always in the same order. F32 sums of blocks go
- * through memory, 8 bytes per element of w and range; there are only as many ranges as fill the
- * GPU. A thread loads eight neighbours of four rows: one column of eight products, each over 16
- * tokens. */
+ * A block has 128 columns of x, up to 64 columns of xa and a range of tokens. The two warps of a
+ * pair have 64 columns each, and four pairs alternate over the tokens. The sums of warps are added
+ * in shared memory; a second kernel adds the sums of blocks. Both orders are fixed. The F32 sums of
+ * blocks go through memory, at 8 bytes per element of w and range. So there are only as many ranges
+ * as fill the GPU. A thread loads eight neighbours of four rows: one column of eight products, each
+ * over 16 tokens. */
 #include "kernels/cuda/lora.cuh"
 
 static constexpr int THREADS = 256, COLUMNS = 128, SLICES = 4, MAX_RANK = 64;
 
-/* JT: columns of xa / 16. In shared memory its rows have 16 bytes of padding, so that eight rows
- * use different banks. */
+/* JT: columns of xa / 16. In shared memory the rows of xa have 16 bytes of padding, so that eight
+ * rows use different banks. */
 template <int JT>
 constexpr int XA_STRIDE = 16 * JT + 8;
 template <int JT>
@@ -19,12 +19,12 @@ constexpr int XA_TOKENS = JT == 1   ? 2048
                           : JT == 2 ? 1024
                           : JT == 3 ? 768
                                     : 512;
-/* tokens / 16 that a warp has in flight */
+/* number of groups of 16 tokens that a warp has in flight */
 template <DType D>
 constexpr int UNROLL = 4 / WIDE_BYTES<D>;
 template <DType D>
-constexpr int STEP = SLICES * 16 * UNROLL<D>; /* tokens of all warps */
-/* ranges of tokens are multiples of it; a multiple of STEP */
+constexpr int STEP = SLICES * 16 * UNROLL<D>; /* tokens of all warps in a step */
+/* tokens of a range are a multiple of RANGE, which is a multiple of STEP */
 static constexpr int RANGE = 256;
 
 /* ---- loads ----------------------------------------------------------------------------------- */
@@ -35,8 +35,8 @@ struct Row {
     uint32_t word[2 * WIDE_BYTES<D>];
 };
 
-/* 0 if not `known`. NOTE: in C the condition becomes a branch, and each load waits for the previous
- * one. */
+/* Loads a row, or zeros if `known` is false. NOTE: the same condition in C compiles to a branch,
+ * and then each load waits for the previous load. */
 __device__ static inline void load_row(Row<BF16> &row, const uint8_t *from, bool known)
 {
     asm volatile("{ .reg .pred p; setp.ne.s32 p, %5, 0; mov.b32 %0, 0; mov.b32 %1, 0; mov.b32 %2, "
@@ -55,8 +55,8 @@ __device__ static inline void load_row(Row<D> &row, const uint8_t *from, bool kn
                  : "l"(from), "r"((int)known));
 }
 
-/* The lane's rows of a warp's tokens from n on: 2t, 2t + 1, 2t + 8, 2t + 9 of each 16; 0 from `end`
- * on. */
+/* Loads the lane's rows of a warp's tokens from n on: rows 2t, 2t + 1, 2t + 8, 2t + 9 of each 16
+ * tokens. Rows from `end` on become 0. */
 template <DType D>
 __device__ static inline void load_rows(Row<D> (&rows)[UNROLL<D>][4], const uint8_t *column, int n,
                                         int end, unsigned row_bytes)
@@ -70,8 +70,8 @@ __device__ static inline void load_rows(Row<D> (&rows)[UNROLL<D>][4], const uint
     }
 }
 
-/* Stores rows n .. n + count - 1 of the block's columns of xa; 0 from `end` on and after the
- * rank. */
+/* Stores rows n .. n + count - 1 of the block's columns of xa. Rows from `end` on and columns after
+ * the rank become 0. */
 template <int JT>
 __device__ static inline void hold_xa(bf16 *to, const bf16 *xa, int xa_cols, int ranks, int n,
                                       int count, int end, bool aligned)
@@ -90,7 +90,7 @@ __device__ static inline void hold_xa(bf16 *to, const bf16 *xa, int xa_cols, int
 
 /* ---- products -------------------------------------------------------------------------------- */
 
-/* Elements 2i and 2i + 1 of two rows, as pairs of rows. */
+/* Pairs the elements of two rows: `even` gets both elements 2i, `odd` both elements 2i + 1. */
 template <DType D>
 __device__ static inline void pair_rows(uint32_t &even, uint32_t &odd, const Row<D> &first,
                                         const Row<D> &second, int i)
@@ -106,8 +106,8 @@ __device__ static inline void pair_rows(uint32_t &even, uint32_t &odd, const Row
     }
 }
 
-/* Loads 16 columns of xa from `to` on for 16 tokens, transposed: operand a of multiply_add, one row
- * per column. */
+/* Loads 16 columns of xa, from `to` on, for 16 tokens, transposed. The result is operand a of
+ * multiply_add, with one row per column of xa. */
 template <int JT>
 __device__ static inline void load_transposed(uint32_t (&a)[4], const bf16 *to)
 {
@@ -145,7 +145,8 @@ __device__ static inline void add_rows(float (&sum)[JT][8][4], const Row<D> (&ro
 
 /* ---- sums ------------------------------------------------------------------------------------ */
 
-/* Stores the block's sums, [column][column of xa], in shared memory: slices (0 + 2) + (1 + 3). */
+/* Stores the block's sums, [column][column of xa], in shared memory. The order of addition is
+ * slices (0 + 2) + (1 + 3). */
 template <int JT>
 __device__ static inline void gather(float *shared, float (&sum)[JT][8][4])
 {
@@ -175,7 +176,7 @@ __device__ static inline void gather(float *shared, float (&sum)[JT][8][4])
     __syncthreads();
 }
 
-/* partial: (gridDim.y, numel), in the layout of dw. */
+/* partial: (gridDim.y, numel), with rows in the layout of dw. */
 template <DType D, int JT>
 __global__ __launch_bounds__(THREADS, JT == 1 ? 2 : 1) void dw_fast_kernel(
     float *partial, size_t numel, const uint8_t *x, const float *x_scale, const bf16 *xa,
@@ -213,7 +214,7 @@ __global__ __launch_bounds__(THREADS, JT == 1 ? 2 : 1) void dw_fast_kernel(
     const float *sums = (const float *)memory;
     const float factor = x_scale ? *x_scale : 1.0f;
     gather<JT>((float *)memory, sum);
-    /* in the layout of dw */
+    /* stores the sums in the layout of dw */
     for (int i = threadIdx.x; i < COLUMNS * 16 * JT; i += THREADS) {
         const bool ranks_first = projections.by_rank == 1;
         const int j = ranks_first ? i % (16 * JT) : i / COLUMNS,

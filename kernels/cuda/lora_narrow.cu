@@ -1,34 +1,36 @@
-/* xa = scale x w for x in BF16 or FP8 and w in BF16: x is read once.
+/* xa = scale x w for x in BF16 or FP8 and w in BF16. x is read once.
  *
- * A block has 128 tokens and up to 64 columns of xa, and loops over the columns of one projection
- * in stages of 128 bytes per token; several stages are in flight to shared memory. Four warps share
- * 32 tokens: each sums a quarter of every stage, and the quarters are added at the end. A block
- * also reads all of w, from L2: NT/8 of the bytes of x in FP8, half of that in BF16. A first kernel
- * stores w in the layout of tensor-core operands. */
+ * A block has 128 tokens and up to 64 columns of xa. The block loops over the columns of one
+ * projection in stages of 128 bytes per token; the copies of several stages to shared memory are in
+ * flight. Four warps share 32 tokens: each warp sums a quarter of every stage, and the quarters are
+ * added at the end. A block also reads all of w, from L2. If x is in FP8, w has NT/8 times the
+ * bytes of the block's projection of x. If x is in BF16, w has half of that. A first kernel stores
+ * w in the layout of tensor-core operands. */
 #include "kernels/cuda/lora.cuh"
 
 static constexpr int TOKENS = 128, SLICES = 4, THREADS = 512, ROW_BYTES = 128,
                      X_PACKS = TOKENS * ROW_BYTES / 16;
 static constexpr int MAX_RANK = 64; /* per block */
 
-/* NT: columns of xa / 8; even. */
+/* NT: columns of xa / 8. NT is even. */
 template <int NT>
 constexpr int STAGES = NT <= 4 ? 4 : 3;
-/* columns of a stage */
+/* columns of x in a stage */
 template <DType D>
 constexpr int COLUMNS = ROW_BYTES / WIDE_BYTES<D>;
-/* products over 16 columns of a slice */
+/* products over 16 columns in a slice of a stage */
 template <DType D>
 constexpr int STEPS = COLUMNS<D> / SLICES / 16;
-/* 16 bytes each, of a stage */
+/* packs of w, 16 bytes each, in a stage */
 template <DType D, int NT>
 constexpr int W_PACKS = SLICES * STEPS<D> * (NT / 2) * 32;
 
 /* ---- w as tensor cores read it --------------------------------------------------------------- */
 
-/* Pack [stage][block of ranks][slice][step][pair of eights][lane 4 g + t]: elements of w for
- * columns 4 step .. 4 step + 3 of thread t's columns in a slice and column g of both eights; 0
- * after the projection's columns and after the rank. */
+/* Packs are indexed [stage][block of ranks][slice][step][pair of groups of eight ranks][lane 4 g +
+ * t]. A pack holds elements of w for columns 4 step to 4 step + 3 of thread t's columns in the
+ * slice, at rank g of both groups. Elements after the projection's last column or after the last
+ * rank are 0. */
 template <DType D, int NT>
 __global__ __launch_bounds__(256) void lay_out_kernel(uint4 *packs, const bf16 *w,
                                                       LoraProjections projections, int rank_blocks,
@@ -59,7 +61,7 @@ __global__ __launch_bounds__(256) void lay_out_kernel(uint4 *packs, const bf16 *
 
 /* ---- stages ---------------------------------------------------------------------------------- */
 
-/* Copies `bytes` of 16 bytes to shared memory; the rest become 0. */
+/* Copies `bytes` of 16 bytes to shared memory. The other bytes become 0. */
 __device__ static inline void copy_async(uint4 *to, const void *from, int bytes)
 {
     asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
@@ -79,8 +81,8 @@ __device__ static inline void wait_groups()
     asm volatile("cp.async.wait_group %0;" ::"n"(BUT) : "memory");
 }
 
-/* A stage is x, then w. 16-byte chunk c of a token is at c ^ 2 (token % 4), so that a warp's read
- * uses different banks. */
+/* Starts the copies of a stage: x, then w. The 16-byte chunk c of a token goes to position c ^ 2
+ * (token % 4), so that a warp's read uses different banks. */
 template <DType D, int NT>
 __device__ static inline void fetch(uint4 *to, const uint8_t *x, const uint4 *w,
                                     const LoraProjection &projection, int stage, int n0, int N,
@@ -104,14 +106,14 @@ __device__ static inline void fetch(uint4 *to, const uint8_t *x, const uint4 *w,
     }
 }
 
-/* Adds the warp's slice of a stage. */
+/* Adds the products of the warp's slice of a stage. */
 template <DType D, int NT>
 __device__ static inline void add_stage(float (&sum)[2][NT][4], const uint4 *stage)
 {
     const int lane = threadIdx.x % 32, slice = threadIdx.x / 32 % SLICES,
               first = threadIdx.x / 32 / SLICES * 32 + lane / 4;
     const uint4 *w = stage + X_PACKS + slice * (STEPS<D> * (NT / 2) * 32) + lane;
-    uint2 raw[2][2]; /* elements of the tokens first, first + 8, first + 16, first + 24 */
+    uint2 raw[2][2]; /* elements of tokens first, first + 8, first + 16 and first + 24 */
 #pragma unroll
     for (int m = 0; m < 4; m++)
         raw[m / 2][m % 2] =
@@ -146,7 +148,7 @@ __device__ static inline void add_stage(float (&sum)[2][NT][4], const uint4 *sta
 
 /* ---- the kernel ------------------------------------------------------------------------------ */
 
-/* Slice 0 gets (0 + 2) + (1 + 3). */
+/* Adds the slices as (0 + 2) + (1 + 3). Slice 0 gets the sum. */
 template <int NT>
 __device__ static inline void add_slices(float (&sum)[2][NT][4], float *shared)
 {
@@ -191,7 +193,7 @@ __global__ __launch_bounds__(THREADS, NT == 2 ? 2 : 1) void narrow_fast_kernel(
         begin(i);
     for (int i = 0; i < count; i++) {
         wait_groups<AHEAD - 1>();
-        /* stage i has arrived; i - 1, whose slot i + AHEAD reuses, was read */
+        /* Stage i has arrived. All warps have read stage i - 1, whose slot stage i + AHEAD uses. */
         __syncthreads();
         begin(i + AHEAD);
         add_stage<D, NT>(sum, stages + i % STAGES<NT> * STAGE_PACKS);

@@ -1,5 +1,5 @@
-/* y = xa wT [+ add], all in BF16: y is written once. A warp has 64 columns of 32 tokens; a block
- * loops over 512 tokens. */
+/* y = xa wT [+ add], all in BF16. y is written once. A warp has 64 columns of 32 tokens, and a
+ * block loops over 512 tokens. */
 #include "kernels/cuda/strips.cuh"
 
 static constexpr int TOKENS = 512, M = 2, THREADS = 32 * STRIP_WARPS;
@@ -15,7 +15,7 @@ __global__ __launch_bounds__(THREADS, 2) void widen_fast_kernel(bf16 *y, const b
     hold_matrix(packs, p,
                 [&](int i) { return strip_of(p.projections, projection, c0 + STRIP * i); });
     __syncthreads();
-    /* eight from here on, and eight one strip later */
+    /* eight columns from `column` on, and eight columns one strip later */
     const int column = c0 + warp % l.column_warps * 2 * STRIP + lane % 4 * 8;
     const uint4 *matrix = packs + warp % l.column_warps * l.steps * 4 * 32 + lane;
     const int xa[2] = { projection.xa, projection.xa };

@@ -1,13 +1,15 @@
-/* Cross entropy and its gradient, in place or as FP8 codes. One block per row; in one pass each
- * thread has a running maximum and the sum of exponentials relative to it, rescaled when the
- * maximum grows; the block merges them.
+/* Cross entropy and its gradient, which replaces the logits or is written as FP8 codes. Each block
+ * computes one row. In one pass, each thread keeps a running maximum and the sum of exponentials
+ * relative to this maximum, and rescales the sum when the maximum grows. The block merges these
+ * sums.
  *
  * Bytes per logit in BF16: 4 (read, gradient), 3 with codes, 2 without the gradient. For the
- * gradient a thread keeps its first KEEP packs in registers: the whole row up to 65536 columns in
- * BF16, half of that in F32. Further columns are read a second time, from the L2 cache if the rows
- * in flight, one per SM, fit. Without gradient nothing is kept, and blocks are small, so that some
- * read while others compute. Rounding: e^x is 2^(x log2 e) by the hardware's ex2, relative error
- * 2^-22, the same in sum and gradient. Sums are F32 per thread and warp. */
+ * gradient a thread keeps its first KEEP packs in registers. These packs hold the whole row if it
+ * has up to 65536 columns in BF16, or up to half of that in F32. Further columns are read a second
+ * time, from the L2 cache if the rows in flight, one per SM, fit into it. Without the gradient no
+ * packs are kept, and blocks are small, so that some blocks read while others compute. Rounding:
+ * e^x is 2^(x log2 e) by the hardware's ex2, with a relative error of 2^-22, in the sum and in the
+ * gradient. Sums are F32 per thread and warp. */
 #include <float.h>
 
 #include "kernels/cuda/tiles.cuh"
@@ -17,12 +19,13 @@ template <typename T>
 constexpr int KEEP = 16 / sizeof(T);
 static constexpr float LOG2E = 1.44269504f;
 
-/* sum of exp(x) = total * exp(max). Starts as { -FLT_MAX, 0 }, since -inf minus -inf is NaN. */
+/* The sum of exp(x) is total * exp(max). A Running starts as { -FLT_MAX, 0 }, because -inf minus
+ * -inf is NaN. */
 struct Running {
     float max, total;
 };
 
-/* left: columns of the vocabulary from the pack on. */
+/* Adds a pack. left: number of columns of the vocabulary from the pack's first column on. */
 template <typename T>
 __device__ static inline void add_pack(Running &r, const Pack<T> &pack, int left)
 {
@@ -47,7 +50,7 @@ __device__ static inline void add_pack(Running &r, const Pack<T> &pack, int left
     r.max = max;
 }
 
-/* The sum over the block; shared: 32 floats. */
+/* Returns the sum over the block. shared: 32 floats. */
 __device__ static inline Running block_total(Running r, float *shared)
 {
     const float max = block_max(r.max, shared);
@@ -55,7 +58,8 @@ __device__ static inline Running block_total(Running r, float *shared)
     return { max, block_sum(total, shared) };
 }
 
-/* Where gradients are written; begin returns the block's row. Over the logits, ... */
+/* A Gradient says where gradients are written; begin returns the block's row. InPlace writes them
+ * over the logits. */
 template <bool ALIGNED, typename T>
 struct InPlace {
     __device__ T *begin(T *logits, int) const
@@ -68,8 +72,8 @@ struct InPlace {
     }
 };
 
-/* ... or into codes with the scale of `amax`. Their rows of `width` codes are whole packs, even if
- * those of the logits are not; codes after the logits' last pack are 0. */
+/* Codes writes FP8 codes with the scale of `amax`. Rows of `width` codes are whole packs, even if
+ * rows of the logits are not. Codes after the logits' last pack are 0. */
 struct Codes {
     uint8_t *codes;
     float *scale, amax, inverse;
@@ -94,8 +98,8 @@ struct Codes {
     }
 };
 
-/* factor * exp(x - max), minus `scale` in the target's column; 0 from `vocab` on. Columns are
- * relative to the pack. */
+/* Stores factor * exp(x - max), minus `scale` in the target's column, and 0 in columns after the
+ * vocabulary. Columns are relative to the pack. */
 template <class Gradient, typename To, typename T>
 __device__ static inline void store_gradient(const Gradient &gradient, To *to, const Pack<T> &pack,
                                              int left, int vocab_left, int target, float max,
@@ -121,7 +125,7 @@ __device__ static inline void store_zeros(const Gradient &gradient, To *row, int
         gradient.store(row + c, zero, V - c);
 }
 
-/* The thread's next packs of a row: from column c on, `step` apart. */
+/* Loads the thread's next packs of a row, from column c on, `step` columns apart. */
 template <bool ALIGNED, typename T, int K>
 __device__ static inline void load_packs(Pack<T> (&pack)[K], const T *row, int c, int step, int V)
 {
@@ -195,8 +199,8 @@ __global__ __launch_bounds__(
     }
 }
 
-/* With a gradient, launches blocks whose threads keep the packs of a row; without, small blocks
- * that read ahead. */
+/* For a gradient, launches blocks whose threads keep the packs of a row. Without a gradient,
+ * launches small blocks that read ahead. */
 template <bool ALIGNED, bool BACKWARD, class Gradient, typename T>
 static void launch(Gradient gradient, T *logits, Tensor shape, float *loss, float *zloss,
                    const int *target, int vocab, float scale, float z_weight)

@@ -9,33 +9,35 @@
  *     matmul_dx   w                     dy                    C   N   O
  *     matmul_dw   x                     dy   transposed       C   O   N
  *
- * multiply_blocks makes blocks of x xT as matmul does, of xT x as matmul_dw, several at once where
- * they have the same distance.
+ * multiply_blocks computes blocks of x xT as matmul does, and blocks of xT x as matmul_dw does. One
+ * call computes several blocks that are equally far apart.
  *
- * NOTE: FP8 GEMMs take operands that are contiguous along k only: A transposed, B not. So matmul_dx
- * reads w.data_t, matmul_dw reads x.data_t and dy.data_t. Scales must be 16-byte aligned, or the
- * call fails although the heuristic accepted it; k must be a multiple of 16, m of 8. All this is
- * measured on compute capability 9.0. The documentation of cublasLtMatmul (CUDA 13) has this layout
- * as the only one on 8.9, 9.0 and 12.x, and one of several on 10.x; E4M3 x E4M3 and E4M3 x E5M2, in
- * either order, into BF16 or F32, on all of them; and short accumulators only on 8.9 and 9.0:
- * elsewhere that option has no effect. NOTE: the epilogue adds a bias to the sum in F32, before it
- * is rounded. A bias has D's format, but for FP8 operands into F32 cuBLASLt has biases in BF16
- * only: there D is filled with the bias, and the product is added to it. NOTE: if a BF16 C is D,
- * cuBLASLt rounds the product to BF16 before it adds C, and then the sum; otherwise only the sum
+ * NOTE: FP8 GEMMs take only operands that are contiguous along k: A transposed, B not transposed.
+ * So matmul_dx reads w.data_t, and matmul_dw reads x.data_t and dy.data_t. Scales must be 16-byte
+ * aligned, or the call fails although the heuristic accepted it. k must be a multiple of 16, and m
+ * a multiple of 8. All this is measured on compute capability 9.0. According to the documentation
+ * of cublasLtMatmul (CUDA 13), this layout is the only one on 8.9, 9.0 and 12.x, and one of several
+ * on 10.x. All of these support E4M3 x E4M3 and E4M3 x E5M2, in either order, into BF16 or F32.
+ * Only 8.9 and 9.0 have short accumulators; elsewhere this option has no effect. NOTE: the epilogue
+ * adds a bias to the sum in F32, before the sum is rounded. A bias has D's format. For FP8 operands
+ * with an F32 output, cuBLASLt supports biases only in BF16. In this case D is filled with the
+ * bias, and the product is added to it. NOTE: if C is in BF16 and has the memory of D, cuBLASLt
+ * rounds the product to BF16, adds C, and rounds the sum. Otherwise it rounds only the sum
  * (measured with 13.1 on compute capability 9.0, FP8 and BF16 operands, 2 to 32,768 rows: 29 % of
  * the sums differ if both terms have the same size).
  *
  * Choice of algorithm. The heuristic's first suggestion is up to 20 % slower than the best of the
- * first eight, so large GEMMs time them once, on the real operands. Times are not reproducible, but
- * results must be: the same bits in every run, on every rank, after every resume. So split-K is
- * excluded, unless there is nothing else (suggest); the heuristic's first suggestion, which depends
- * only on shape and library, defines the bits; and only algorithms with identical output compete,
- * including the rounding of sums if the GEMM accumulates. Tiles of another shape sum over k in the
- * same order, so most suggestions pass; timing then affects only speed. Rank 0 stores the choice
- * for later runs (autotune.h), which look for it among their suggestions.
+ * first eight. So for large GEMMs these eight are timed once, on the real operands. Times are not
+ * reproducible, but results must be: the bits are the same in every run, on every rank, after every
+ * resume. So split-K is excluded, unless no other algorithm exists (suggest). The heuristic's first
+ * suggestion, which depends only on shape and library, defines the bits. Only algorithms with
+ * identical output compete; if the GEMM accumulates, the rounding of the sums must be identical
+ * too. Tiles of another shape sum over k in the same order, so most suggestions pass. Timing then
+ * affects only the speed. Rank 0 stores the choice for later runs (autotune.h). Later runs look for
+ * this choice among their suggestions.
  *
  * A GPU that has been busy for a while lowers its clock to stay within its power limit, which slows
- * some algorithms more than others. So candidates alternate, each for some milliseconds, and times
+ * some algorithms more than others. So the candidates alternate, each for some milliseconds. Times
  * measured while the GPU warms up do not count. */
 #include <cublasLt.h>
 #include <stdio.h>
@@ -47,44 +49,46 @@
 #include "kernels/runtime/comm.h"
 
 enum { CANDIDATES = 8, MAX_TRIALS = 3, MOST_RUNS = 256 };
-/* Time of a candidate's round, of the choice for one GEMM, and of all choices of a run; every
- * candidate gets at least two rounds. */
+/* Maximum times of a candidate's round, of the choice for one GEMM, and of all choices of a run.
+ * Every candidate gets at least two rounds. */
 static const double ROUND_MS = 8, CHOICE_MS = 200, ALL_CHOICES_MS = 3000;
 /* Candidates slower than the fastest by this factor in the first round are dropped. */
 static const double HOPELESS = 1.05;
 static const char *const autotune_file = "gemms.txt";
 static const size_t WORKSPACE_BYTES = (size_t)64 << 20;
 static const size_t SAMPLE_BYTES = (size_t)1 << 20, SAMPLE_SLICES = 4;
-static const double TUNE_FLOPS = 1e10; /* below it (some 20 us) launch time dominates */
+/* GEMMs with fewer FLOPs (some 20 us) are not timed, because the launch time dominates. */
+static const double TUNE_FLOPS = 1e10;
 
 typedef enum { FORWARD, DX, DW, SYMMETRIC } Kind;
 static const char *const kind_name[] = { "matmul", "matmul_dx", "matmul_dw", "matmul_symmetric" };
 
-/* The key of a choice. Zeroed before it is filled, since memcmp compares it. */
+/* The key of a choice. The key is zeroed before it is filled, because memcmp compares whole
+ * keys. */
 typedef struct {
     Kind kind;
     int m, n, k;
     int trans_a, trans_b;
     DType a, b, d;
-    int add; /* reads C */
+    int add; /* 1 if the GEMM reads C */
     int bias;
-    /* FP8: adds products with the tensor cores' 14 fraction bits, without regular promotion to
-     * F32 */
+    /* 1 if products of FP8 operands are added with the tensor cores' 14 fraction bits, without
+     * regular promotion to F32 */
     int fast;
-    int align;                      /* alignment of all matrices in bytes, up to 256 */
-    int ld_a, ld_b, ld_d;           /* elements from one column to the next */
-    int64_t count, step_ab, step_d; /* products at once; elements from one to the next */
+    int align;                      /* common alignment of all matrices in bytes, up to 256 */
+    int ld_a, ld_b, ld_d;           /* elements from the start of a column to the next column */
+    int64_t count, step_ab, step_d; /* products per call; elements from one matrix to the next */
 } Shape;
 
 typedef struct {
     const void *a, *b;
-    const void *scale_a, *scale_b; /* one float each; NULL unless FP8 */
-    const void *c;                 /* added; may be d; NULL: none */
-    const void *bias;              /* (m), added to each column of d; NULL: none */
+    const void *scale_a, *scale_b; /* one float each; NULL if operands are not FP8 */
+    const void *c;                 /* is added to the product; may be d; NULL: nothing is added */
+    const void *bias;              /* (m), is added to each column of d; NULL: no bias */
     void *d;
-    /* c is d and empty: same algorithm as for accumulation, but d is overwritten */
+    /* c is d and counts as 0: d is overwritten, by the algorithm for accumulation */
     bool empty;
-    bool fast;            /* FP8: short accumulators */
+    bool fast;            /* FP8 operands: short accumulators are allowed */
     const float *factors; /* d = factors[0] a b + factors[1] c; NULL: both are 1 */
 } Operands;
 
@@ -93,7 +97,7 @@ typedef struct {
     cublasLtMatmulDesc_t op;
     cublasLtMatrixLayout_t a, b, d; /* C has D's layout */
     cublasLtMatmulAlgo_t algo;
-    int trials_left; /* 0: the algorithm is chosen */
+    int trials_left; /* 0 if the algorithm is chosen */
 } Gemm;
 
 static struct {
@@ -101,7 +105,7 @@ static struct {
     Gemm *gemm;
     int count;
     char *choices;   /* choices from earlier runs */
-    double spent_ms; /* on choosing */
+    double spent_ms; /* time spent on choices */
 } cache;
 
 /* ---- descriptors ----------------------------------------------------------------------------- */
@@ -198,7 +202,7 @@ static void describe(Gemm *g, const Shape *s, const Operands *o)
     g->d = layout(s->d, m, n, s->ld_d, s->count, s->step_d);
 }
 
-/* Up to CANDIDATES suggestions, the best guess first; returns their number. reduction: allowed
+/* Gets up to CANDIDATES suggestions, the best guess first. Returns their number. reduction: allowed
  * reduction schemes of split-K. */
 static int ask(cublasLtMatmulHeuristicResult_t *found, cublasStatus_t *status, const Gemm *g,
                uint32_t reduction)
@@ -232,8 +236,8 @@ static int ask(cublasLtMatmulHeuristicResult_t *found, cublasStatus_t *status, c
 }
 
 /* NOTE: for FP8 operands with few outputs and long sums, as in backward of a small model's head,
- * there is only split-K. With COMPUTE_TYPE a second kernel adds the parts in F32, in a fixed
- * order. */
+ * cuBLASLt suggests only split-K. With COMPUTE_TYPE a second kernel adds the parts in F32, in a
+ * fixed order. */
 static int suggest(cublasLtMatmulHeuristicResult_t *found, const Gemm *g)
 {
     cublasStatus_t status;
@@ -246,7 +250,7 @@ static int suggest(cublasLtMatmulHeuristicResult_t *found, const Gemm *g)
     return usable;
 }
 
-/* d = a b + beta c, or with the factor of a b that o says. */
+/* d = a b + beta c. If o has factors, a b is multiplied by the first one. */
 static cublasStatus_t launch_scaled(const Gemm *g, const cublasLtMatmulAlgo_t *algo,
                                     const Operands *o, float beta)
 {
@@ -264,7 +268,7 @@ static cublasStatus_t launch(const Gemm *g, const cublasLtMatmulAlgo_t *algo, co
 
 /* ---- choice of algorithm --------------------------------------------------------------------- */
 
-/* The distance from the first element of the output to its last, inclusive. */
+/* Returns the bytes from the start of the output's first element to the end of its last element. */
 static size_t output_bytes(const Shape *s)
 {
     return ((size_t)(s->count - 1) * (size_t)s->step_d + (size_t)(s->n - 1) * (size_t)s->ld_d +
@@ -272,10 +276,10 @@ static size_t output_bytes(const Shape *s)
            dtype_size(s->d);
 }
 
-/* Runs the whole GEMM by this algorithm and reads slices of the result; false if the algorithm does
- * not run. If the GEMM accumulates in d, d first gets a sum to add to, since it is empty in a first
- * micro-batch: 1.37 times the product of the reference algorithm, as a multiple of 1 would not test
- * rounding. */
+/* Runs the whole GEMM by this algorithm and reads slices of the result. Returns false if the
+ * algorithm does not run. If the GEMM accumulates in d, d first gets a value to add to, because d
+ * is empty in a first micro-batch. This value is 1.37 times the product of the reference algorithm.
+ * With a factor of 1 the sample would not test rounding. */
 static bool sample(uint32_t *slices, const Gemm *g, const cublasLtMatmulAlgo_t *algo,
                    const Operands *o)
 {
@@ -292,7 +296,7 @@ static bool sample(uint32_t *slices, const Gemm *g, const cublasLtMatmulAlgo_t *
     return true;
 }
 
-/* Zeros, NaNs or constants agree for all algorithms: such a sample proves nothing. */
+/* Returns false if the sample proves nothing: zeros, NaNs or constants agree for all algorithms. */
 static bool is_telling(const uint32_t *slices)
 {
     const size_t n = SAMPLE_BYTES / sizeof *slices;
@@ -302,7 +306,7 @@ static bool is_telling(const uint32_t *slices)
     return changes > n / 2;
 }
 
-/* Milliseconds of `runs` runs. */
+/* Returns the milliseconds that `runs` runs take. */
 static double time_runs(const Gemm *g, const cublasLtMatmulAlgo_t *algo, const Operands *o,
                         int runs)
 {
@@ -314,7 +318,7 @@ static double time_runs(const Gemm *g, const cublasLtMatmulAlgo_t *algo, const O
     return device_elapsed(from, to);
 }
 
-/* The index of the fastest of these algorithms. */
+/* Returns the index of the fastest of these algorithms. */
 static int race(const Gemm *g, const cublasLtMatmulAlgo_t *algo, int count, const Operands *o)
 {
     double first[CANDIDATES], total[CANDIDATES] = { 0 }, spent = 0, fastest = INFINITY;
@@ -344,8 +348,8 @@ static int race(const Gemm *g, const cublasLtMatmulAlgo_t *algo, int count, cons
     return best;
 }
 
-/* Sets g->algo to the fastest suggestion with the bits of the first; false if the data of `o`
- * cannot tell. Overwrites d. */
+/* Sets g->algo to the fastest suggestion whose bits equal the bits of the first suggestion. Returns
+ * false if the data of `o` do not distinguish algorithms. Overwrites d. */
 static bool choose(Gemm *g, const Operands *o)
 {
     cublasLtMatmulHeuristicResult_t found[CANDIDATES];
@@ -364,7 +368,7 @@ static bool choose(Gemm *g, const Operands *o)
     return tells;
 }
 
-/* The key of a stored choice, which includes GPU and library. */
+/* Writes the key of a stored choice. The key includes the GPU and the version of the library. */
 static void choice_key(char key[256], const Shape *s)
 {
     char blocks[64] = "";
@@ -378,8 +382,8 @@ static void choice_key(char key[256], const Shape *s)
         dtype_name(s->d), s->add, s->bias ? " bias" : "", s->fast, s->align, blocks);
 }
 
-/* Trials write into d, and accumulate even if it is empty. A sum in d is saved in host memory
- * meanwhile, which is not short. */
+/* Chooses the algorithm. Trials write into d, and they accumulate even if d is empty. If d holds a
+ * sum, the sum is saved meanwhile in host memory, which is not short. */
 static void tune(Gemm *g, const Operands *o)
 {
     const size_t bytes = output_bytes(&g->shape);
@@ -397,7 +401,7 @@ static void tune(Gemm *g, const Operands *o)
         autotune_add(autotune_file, key, &g->algo, sizeof g->algo);
 }
 
-/* Uses the choice of an earlier run, if it is still suggested. */
+/* Uses the choice of an earlier run if cuBLASLt still suggests it. */
 static bool choose_stored(Gemm *g, const cublasLtMatmulHeuristicResult_t *found, int count)
 {
     char key[256];
@@ -444,7 +448,7 @@ static int alignment(const Operands *o)
     return (int)(bits & -bits);
 }
 
-/* s has kind, sizes, distances and transpositions; all else is 0. */
+/* On entry s has the kind, sizes, distances and transpositions. All other fields are 0. */
 static void run_shape(Shape *s, DType a, DType b, DType d, Operands o)
 {
     s->a = a, s->b = b, s->d = d;
@@ -461,7 +465,7 @@ static void run_shape(Shape *s, DType a, DType b, DType d, Operands o)
         die_shape(s, cublasLtGetStatusString(status));
 }
 
-/* One product of matrices without gaps. */
+/* Runs one product of contiguous matrices. */
 static void run(Kind kind, int m, int n, int k, bool trans_a, bool trans_b, DType a, DType b,
                 DType d, Operands o)
 {

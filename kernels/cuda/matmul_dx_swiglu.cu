@@ -1,33 +1,34 @@
-/* matmul_dx of the MLP's last layer with SwiGLU's backward in its epilogue: the BF16 output that
- * matmul_dx writes and swiglu_backward reads stays on the chip. Bytes per element of dact: 2.12 +
- * 4, with act + 1, instead of these and 2 + 2. A tile is finished in 32 parts, each overlapped with
- * a stage of the next tile: with fewer stages, for sums of less than 3,984 terms, the two
- * operations run separately.
+/* matmul_dx of the MLP's last layer with SwiGLU's backward in its epilogue. The BF16 tensor that
+ * matmul_dx would write and swiglu_backward would read stays on the chip. Bytes per element of
+ * dact: 2.12 + 4, and 1 more with act. Two separate operations take 2 + 2 bytes more. A tile is
+ * finished in 32 parts, and each part overlaps with a stage of the next tile. Sums of less than
+ * 3,984 terms have fewer stages; for these the two operations run separately.
  *
- * A thread has two consecutive tokens and eight consecutive columns of 32: row 8t + 2j + c of 32 of
- * the weights is loaded to position 8j + 2t + c, token 2i + c of 16 to position 8c + i. So it
- * writes eight bytes of a row, next to those of three other threads; and two bytes of a column,
- * which stmatrix stores transposed in shared memory. There columns have the order of the weights'
- * positions, and TMA writes them to the right addresses.
+ * A thread has two consecutive tokens and eight consecutive columns of 32. To this end, row 8t +
+ * 2j + c of each 32 rows of the weights is loaded to position 8j + 2t + c, and token 2i + c of each
+ * 16 tokens to position 8c + i. So a thread writes eight bytes of a row, next to the bytes of three
+ * other threads. A thread also has two bytes of each column, which stmatrix stores transposed in
+ * shared memory. There the columns have the order of the weights' positions, and TMA writes them to
+ * the right addresses.
  *
- * dgate_up is encoded with its scale, which is reused. A second launch recomputes all of it if the
- * range was exceeded, else it returns at once. */
+ * dgate_up is encoded with its reused scale. If the range was exceeded, a second launch recomputes
+ * all of dgate_up; else this launch returns at once. */
 #include "kernels/cuda/matmul_fused.cuh"
 #include "kernels/cuda/swiglu.cuh"
 
 namespace
 {
 
-/* columns: four threads with eight each */
+/* columns of a strip: four threads with eight columns each */
 constexpr int STRIP = 32, STRIPS = FUSED_WEIGHTS / STRIP;
-constexpr int TRANSPOSED = 3; /* gradients of gate and up, act */
+constexpr int TRANSPOSED = 3; /* gradients of gate and of up, and act */
 
 struct BackwardJob : FusedJob {
-    TileOut dgate_up, act; /* act.data_t may be NULL: not written */
-    const float *channel;  /* factors of act's columns; read if FACTORS */
+    TileOut dgate_up, act; /* act.data_t may be NULL; a NULL copy is not written */
+    const float *channel;  /* factors of act's columns, for FACTORS */
     GroupReader<Known<E4M3>, Known<4>> gate_up;
     AmaxProbe probe;
-    bool only_exceeded; /* only if the range was exceeded */
+    bool only_exceeded; /* the launch runs only if the range was exceeded */
 };
 
 struct BackwardShape {
@@ -42,8 +43,8 @@ struct Backward : BackwardShape {
         uint8_t codes[TRANSPOSED][STRIP * 64];
     };
 
-    /* [warpgroup][strip's parity], for a warpgroup's 64 tokens. The storing thread waits for
-     * "full", the warpgroup for "empty". */
+    /* Indexed [warpgroup][strip's parity], for a warpgroup's 64 tokens. The storing thread waits
+     * for "full", the warpgroup waits for "empty". */
     struct Staging {
         alignas(1024) TransposedCodes transposed[2][2];
         Barrier full[2][2], empty[2][2];
@@ -59,7 +60,7 @@ struct Backward : BackwardShape {
     Staging &staging;
     const int group;
     float inverse, act_inverse, m;
-    TileOrigin at; /* origin of the warpgroup's tile; column -1: it holds none */
+    TileOrigin at; /* origin of the tile that the warpgroup holds; column -1: none */
     Raw raw[2];    /* elements of the thread's two tokens, for the next strip */
     float gate_scale, up_scale;
     uint32_t codes[TRANSPOSED][2][2]; /* [token][half] */
@@ -95,7 +96,7 @@ struct Backward : BackwardShape {
         return at.token + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 * 2;
     }
 
-    /* Index of gate and its gradient for the thread's token i. */
+    /* Returns the index of gate, and of its gradient, for the thread's token i. */
     __device__ size_t gate_at(int strip, int i) const
     {
         return (size_t)(row() + i) * 2 * job.F + at.column + STRIP * strip + 8 * (threadIdx.x % 4);
@@ -121,8 +122,8 @@ struct Backward : BackwardShape {
         v[0] *= by.x, v[1] *= by.y, v[2] *= by.z, v[3] *= by.w;
     }
 
-    /* A strip has four parts: for each of the thread's two tokens, four columns, then the other
-     * four. */
+    /* Finishes a part of a strip. A strip has four parts: for each of the thread's two tokens, the
+     * first four columns, then the other four. */
     __device__ void finish(const Held &held, int part)
     {
         const int strip = part / 4, i = part / 2 % 2, half = part % 2;
@@ -179,7 +180,8 @@ struct Backward : BackwardShape {
         barrier_arrive_warp(&staging.full[group][strip % 2]);
     }
 
-    /* For one thread: stores a warpgroup's tile, whose first token is at.token. */
+    /* For one thread: stores the transposed codes of a warpgroup's tile, whose first token is
+     * at.token. */
     static __device__ void carry(Staging &staging, const Job &job, const FusedMaps &maps,
                                  TileOrigin at, int group)
     {

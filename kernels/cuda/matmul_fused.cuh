@@ -1,49 +1,50 @@
-/* A product of FP8 operands, both by rows, with an operation on its sums in registers, for compute
- * capability 9.0: the BF16 output that a GEMM would write and another kernel would read stays on
+/* A product of FP8 operands, both by rows, and an operation on its sums in registers, for compute
+ * capability 9.0. The BF16 tensor that a GEMM would write and another kernel would read stays on
  * the chip.
  *
- * A tile is 128 tokens by 256 rows of weights. Two blocks form a cluster and have tiles of the same
- * weights at the same time: each loads its own tokens, and half of the weights for both. Two of a
- * block's three warpgroups own 64 tokens each, with all sums of a tile in registers; the third
- * moves data. When its sums are complete a thread holds them in BF16, and computes and stores the
- * results while products of the next tile run.
+ * A tile is 128 tokens by 256 rows of weights. Two thread blocks form a cluster and have tiles of
+ * the same weights at the same time. Each block loads its own tokens, and half of the weights for
+ * both blocks. Two of a block's three warpgroups have 64 tokens each, with all sums of a tile in
+ * registers. The third warpgroup moves data. When its sums are complete, a thread holds them in
+ * BF16. The thread computes and stores the results while products of the next tile run.
  *
  * wgmma defines which sums a thread has. Maps of five dimensions load rows of operands in a
- * permuted order, so that these are neighbours.
+ * permuted order, so that the sums of a thread are neighbours.
  *
- * Sums are in short accumulators, 32 terms at a time in order, as in cuBLASLt.
+ * Sums use short accumulators, and add 32 terms at a time, in their order, as cuBLASLt does.
  *
  * An End is the operation on the sums:
- *     ACROSS                                  columns of its result per tile
- *     PARTS                                   parts of finishing a tile, each overlapped with one or more stages of products
+ *     ACROSS                                  number of columns of its result per tile
+ *     PARTS                                   number of parts of finishing a tile; each part overlaps with one or more stages
  *     TOKENS                                  the format of tokens; weights are E4M3
- *     Job : FusedJob, Staging                 its arguments; its shared memory
- *     int  weights(job, column, part)         the coordinate of half a tile's weights in their map
- *     bool done(job)                          true: nothing to do
+ *     Job : FusedJob, Staging                 arguments and shared memory of the operation
+ *     int  weights(job, column, part)         coordinate of half a tile's weights in their map
+ *     bool done(job)                          returns true if there is nothing to do
  *     void init(staging)                      called by one thread
  *     End(job, staging, group)                one per warpgroup
- *     void expect(at)                         the position of the sums being computed, after the last part of those held
- *     void finish(held, part)                 finishes one of PARTS of the held sums, in order; before the first expect()
- *                                             nothing is held, and it does nothing
+ *     void expect(at)                         gets the position of the next sums; called after the last part of the held sums
+ *     void finish(held, part)                 finishes a part of the held sums, part by part in order; before the first
+ *                                             expect() no sums are held, and finish does nothing
  *     void end()                              after the last part
- *     void carry(staging, job, maps, at, group)       in another thread, per tile: stores the warpgroup's results in `staging` */
+ *     void carry(staging, job, maps, at, group)       called by another thread for each tile: stores the results in `staging` */
 #pragma once
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/tensor_map.cuh"
 #include "kernels/cuda/tiles.cuh"
 
-/* DEPTH: terms of the sums per stage */
+/* FUSED_DEPTH: terms of the sums per stage */
 constexpr int FUSED_TOKENS = 128, FUSED_WEIGHTS = 256, FUSED_DEPTH = 128;
 constexpr int FUSED_PAIR = 2, FUSED_STAGES = 4, FUSED_CONSUMERS = 256,
               FUSED_THREADS = FUSED_CONSUMERS + 128;
 
-/* N tokens, F columns of the result, sums of C terms; the operands' scales. */
+/* A job has N tokens, F columns of the result, and sums of C terms. scale_x and scale_w are the
+ * operands' scales. */
 struct FusedJob {
     int N, F, C;
     const float *scale_x, *scale_w;
 };
 
-/* Maps of tokens and weights, and of results that TMA writes. */
+/* Maps of tokens and weights, and of the results that TMA writes. */
 struct FusedMaps {
     CUtensorMap x, w, out[2];
 };
@@ -52,7 +53,8 @@ struct FusedStage {
     uint8_t x[FUSED_TOKENS * FUSED_DEPTH], w[FUSED_WEIGHTS * FUSED_DEPTH];
 };
 
-/* Readers wait for "full", the next writer for "empty"; readers of both blocks arrive at both. */
+/* Readers wait for the "full" barrier, the next writer waits for the "empty" barrier. Readers of
+ * both blocks arrive at "empty" in both blocks. */
 template <class Staging>
 struct alignas(1024) FusedShared {
     FusedStage stage[FUSED_STAGES];
@@ -60,7 +62,7 @@ struct alignas(1024) FusedShared {
     Barrier full[FUSED_STAGES], empty[FUSED_STAGES];
 };
 
-/* The first token of both blocks' tiles, or of a warpgroup's; the first column. */
+/* The first column, and the first token, of the tiles of both blocks, or of a warpgroup's tile. */
 struct TileOrigin {
     int token, column;
 };
@@ -70,7 +72,8 @@ __host__ __device__ inline int fused_pairs(const FusedJob &job)
     return (job.N + FUSED_PAIR * FUSED_TOKENS - 1) / (FUSED_PAIR * FUSED_TOKENS);
 }
 
-/* Stages of a tile's sums of C terms. */
+/* Returns the number of stages (FUSED_DEPTH terms each) in which a tile's sums of C terms are
+ * computed. */
 __host__ __device__ inline int fused_stages(int C)
 {
     return (C + FUSED_DEPTH - 1) / FUSED_DEPTH;
@@ -85,7 +88,8 @@ __host__ __device__ inline int fused_tiles(const FusedJob &job)
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 constexpr int FUSED_SUMS = 64 * FUSED_WEIGHTS / 128; /* number of sums of a tile per thread */
-/* pairs of tiles of tokens that loop over all columns together and stay in the L2 cache */
+/* number of pairs of tiles of tokens that loop over all columns together and stay in the L2
+ * cache */
 constexpr int TOGETHER = 8;
 
 template <class End>
@@ -96,13 +100,13 @@ __device__ inline TileOrigin tile_origin(const FusedJob &job, int tile)
     return { (first + i % count) * FUSED_PAIR * FUSED_TOKENS, i / count * End::ACROSS };
 }
 
-/* The position of a warpgroup of a block. */
+/* Returns the position of one warpgroup's tile. */
 __device__ inline TileOrigin warpgroup_origin(TileOrigin at, int rank, int group)
 {
     return { at.token + rank * FUSED_TOKENS + 64 * group, at.column };
 }
 
-/* For one thread. rank: which of the two blocks. */
+/* For one thread: loads tokens and weights. rank: number of this block in the cluster. */
 template <class End>
 __device__ void load(FusedShared<typename End::Staging> &s, const typename End::Job &job,
                      const FusedMaps &maps, int rank)
@@ -127,7 +131,7 @@ __device__ void load(FusedShared<typename End::Staging> &s, const typename End::
     }
 }
 
-/* For one thread per warpgroup. */
+/* For one thread per warpgroup: calls End::carry for each tile. */
 template <class End>
 __device__ void carry(FusedShared<typename End::Staging> &s, const typename End::Job &job,
                       const FusedMaps &maps, int rank, int group)
@@ -139,7 +143,7 @@ __device__ void carry(FusedShared<typename End::Staging> &s, const typename End:
     copies_wait();
 }
 
-/* Starts the products of the next stage's terms. */
+/* Starts the products of the terms of the next stage. */
 template <class End>
 __device__ inline void start_products(float (&sum)[FUSED_SUMS],
                                       FusedShared<typename End::Staging> &s,
@@ -156,8 +160,8 @@ __device__ inline void start_products(float (&sum)[FUSED_SUMS],
     products_commit();
 }
 
-/* A thread's sums of a tile in BF16, two columns per word, in the order of the sums: for column
- * pair j the token above, then the one below. */
+/* A thread's sums of a tile in BF16, two columns per word, in wgmma's order: for column pair j the
+ * upper token, then the lower token. */
 struct Held {
     uint32_t pair[FUSED_SUMS / 2];
 };
@@ -172,7 +176,8 @@ __device__ inline void hold(Held &held, const float (&sum)[FUSED_SUMS], float sc
     }
 }
 
-/* N columns from pair `first` on, of the token above or below. */
+/* Unpacks N columns of the upper token, from pair `first` on, or of the lower token if `first` is
+ * odd. */
 template <int N>
 __device__ inline void unpack(float (&v)[N], const Held &held, int first)
 {
@@ -184,9 +189,9 @@ __device__ inline void unpack(float (&v)[N], const Held &held, int first)
     }
 }
 
-/* For a warpgroup. A tile is finished part by part while products of the next one run. NOTE: the
- * queue of the tensor cores is short, so parts should be short: 150 instructions are faster than
- * 290. */
+/* The loop of one warpgroup. The loop finishes a tile part by part while products of the next tile
+ * run. NOTE: the tensor cores have a short queue, so parts should be short: parts of 150
+ * instructions are faster than parts of 290. */
 template <class End>
 __device__ void consume(FusedShared<typename End::Staging> &s, const typename End::Job &job,
                         int rank)
@@ -272,16 +277,16 @@ __global__ void __launch_bounds__(FUSED_THREADS, 1)
 
 /* ---- launch ---------------------------------------------------------------------------------- */
 
-/* The order of rows in shared memory, `rows` at a time: row i step[0] + j step[1] + k step[2] has
- * position i + j count[0] + k count[0] count[1], with i < count[0] and so on. */
+/* The order of each `rows` rows in shared memory. Row i step[0] + j step[1] + k step[2] has
+ * position i + j count[0] + k count[0] count[1], where i < count[0], j < count[1], k < count[2]. */
 struct RowOrder {
     int rows, count[3], step[3];
 };
 
-/* The rows of a matrix of bytes, in boxes of `width` bytes by box_rows rows. Coordinates are in
- * bytes, and in units of order.rows rows. NOTE: cuTensorMapEncodeTiled's documentation shows only
- * increasing strides. Drivers accept these too; if one does not, the two operations run
- * separately. */
+/* Makes a map of the rows of a matrix of bytes, with boxes of `width` bytes by box_rows rows.
+ * Coordinates are in bytes and in units of order.rows rows. NOTE: cuTensorMapEncodeTiled's
+ * documentation shows only increasing strides. Drivers accept other strides too. If a driver does
+ * not, the two operations run separately. */
 inline bool fused_map(CUtensorMap *map, void *data, int rows, int cols, RowOrder order,
                       int box_rows, int width)
 {
@@ -314,14 +319,15 @@ inline FusedJob fused_job(Tensor x, Tensor w, int F)
     return { x.rows, F, x.cols, (const float *)x.scale, (const float *)w.scale };
 }
 
-/* An operand with one scale, whose rows or columns TMA can read or write. */
+/* Returns true if t is an operand with one scale, and TMA can read or write its rows or columns in
+ * `data`. */
 inline bool is_fusable(const void *data, Tensor t, DType dtype)
 {
     return t.format.dtype == dtype && t.format.group == 0 && data && (uintptr_t)data % 16 == 0;
 }
 
-/* Whether a tile's sums of C terms have enough stages to overlap with finishing the previous
- * tile. */
+/* Returns true if a tile's sums of C terms have enough stages to overlap with finishing the
+ * previous tile. */
 template <class End>
 inline bool is_deep_enough(int C)
 {

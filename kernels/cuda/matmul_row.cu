@@ -1,12 +1,13 @@
-/* y = x wT [+ add] for one row of BF16, as in decoding: each element of w is used once, so memory
- * limits the speed.
+/* y = x wT [+ add] for one BF16 row x, as in decoding. Each element of w is used once, so the
+ * memory bandwidth limits the speed.
  *
- * Bytes: 2 per element of w. A warp has two rows of w, with eight loads of 16 bytes per lane in
- * flight; x is read from L1, half as many bytes as w. Rounding: sums in F32 in one order, rounded
- * once, after add. cuBLASLt rounds twice here (matmul.c). */
+ * The kernel reads 2 bytes per element of w. A warp has two rows of w, with eight loads of 16 bytes
+ * per lane in flight. The warp reads x from L1; these are half as many bytes as those of w.
+ * Rounding: sums are in F32, in one order, and are rounded once, after add. cuBLASLt rounds twice
+ * here (matmul.c). */
 #include "kernels/cuda/vector.cuh"
 
-/* STEP: elements that a warp loads at once */
+/* STEP: number of elements that a warp loads at once */
 static constexpr int WARPS = 4, ROWS = 2, EACH = 4, STEP = 32 * 8;
 
 template <typename TY>

@@ -1,14 +1,14 @@
-/* The first product of the MLP with SwiGLU in its epilogue: the BF16 output that matmul writes and
- * swiglu_forward reads stays on the chip. Bytes per element of act: 2.12 + 1 instead of 4 + 4 +
- * 2.12 + 1.
+/* The first product of the MLP with SwiGLU in its epilogue. The BF16 tensor that matmul would write
+ * and swiglu_forward would read stays on the chip. Bytes per element of act: 2.12 + 1. Two separate
+ * operations take 4 + 4 + 2.12 + 1.
  *
- * A tile's weights are 128 rows of gate and the same rows of up. A thread has two of every eight
- * columns of sums. Row 16t + 2j + c of 64 is loaded to position 8j + 2t + c, so that a thread has
- * 16 neighbouring columns: a group of gate_up, and 16 bytes of codes.
+ * A tile's weights are 128 rows of gate and the same rows of up. wgmma gives a thread two of every
+ * eight columns of sums. So row 16t + 2j + c of each 64 rows is loaded to position 8j + 2t + c, and
+ * a thread has 16 neighbouring columns: a group of gate_up, and 16 bytes of codes.
  *
- * act is encoded with its scale, which is reused. A second launch recomputes all of it if the range
- * was exceeded, else it returns at once. The transposed copy of act, which some recipes save, is
- * not made here: with it, the two operations run separately. */
+ * act is encoded with its reused scale. If the range was exceeded, a second launch recomputes all
+ * of act; else this launch returns at once. This kernel does not write the transposed copy of act,
+ * which some recipes save. For these recipes the two operations run separately. */
 #include "kernels/cuda/channels.cuh"
 #include "kernels/cuda/matmul_fused.cuh"
 
@@ -20,9 +20,9 @@ constexpr int COLUMNS = FUSED_WEIGHTS / 2;
 struct ForwardJob : FusedJob {
     TileOut act;
     GroupOut saved;
-    const float *channel; /* factors of act's columns; read if FACTORS */
+    const float *channel; /* factors of act's columns, for FACTORS */
     AmaxProbe probe;
-    bool only_exceeded; /* only if the range was exceeded */
+    bool only_exceeded; /* the launch runs only if the range was exceeded */
 };
 
 struct ForwardShape {
@@ -40,10 +40,10 @@ struct Forward : ForwardShape {
 
     const Job &job;
     float seen, inverse, m;
-    /* the thread's first; after the last row: nothing is held */
+    /* the thread's first row and column; if row is after the last row, nothing is held */
     int row, column;
 
-    /* Gate, then up. */
+    /* Part 0 is gate, part 1 is up. */
     static __device__ int weights(const Job &job, int column, int part)
     {
         return (part * job.F + column) / 64;
@@ -92,7 +92,7 @@ struct Forward : ForwardShape {
         out.scale[at / 16] = scale;
     }
 
-    /* For 16 columns: saves gate and up, or stores act. */
+    /* Saves gate and up of 16 columns (even parts), or stores act (odd parts). */
     __device__ void finish(const Held &held, int part)
     {
         const int half = part / 2 % 2, below = part / 4, n = row + 8 * below;

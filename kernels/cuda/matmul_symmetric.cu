@@ -1,21 +1,21 @@
 /* Products that are symmetric: x xT and xT x.
  *
- * Blocks on and below the diagonal are computed, and the others copied. With sides of a quarter and
- * of a half:
+ * Blocks on and below the diagonal are computed. The blocks above the diagonal are copies. The
+ * sides of a block are a quarter or a half of the matrix:
  *
  *     a            a: four products at once
  *     b a          b: two
  *     c c a        c: one
  *     c c b a
  *
- * That is 5/8 of the products of the whole. With 4,096 rows each of the three launches has the
- * tiles of one or of half a wave on 132 multiprocessors: smaller blocks would leave some of them
- * idle. Below that the whole product takes less time. */
+ * These are 5/8 of the products of the whole matrix. With 4,096 rows, the tiles of each of the
+ * three launches fill one wave or half a wave on 132 SMs. Smaller blocks would leave some SMs idle.
+ * With fewer rows the whole product takes less time. */
 #include "kernels/cuda/vector.cuh"
 
 enum { TILE = 64, THREADS = 256, PARTS = TILE / 8 };
 
-/* Copies the tiles below the diagonal blocks of y, (rows, rows), to their places above. */
+/* Copies the tiles of y (rows, rows) below the diagonal blocks to their places above. */
 __global__ __launch_bounds__(THREADS) static void mirror_kernel(bf16 *y, int rows, int block)
 {
     __shared__ uint32_t tile[TILE][TILE / 2 + 1];
@@ -31,7 +31,7 @@ __global__ __launch_bounds__(THREADS) static void mirror_kernel(bf16 *y, int row
             tile[r][word + k] = p.word[k];
     }
     __syncthreads();
-    /* eight rows, two columns */
+    /* a thread writes eight rows of two columns */
     const int part = threadIdx.x % PARTS, pair = threadIdx.x / PARTS;
     uint32_t low[4], high[4];
 #pragma unroll

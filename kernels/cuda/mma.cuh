@@ -1,24 +1,25 @@
 /* Products of tiles by a warp (mma.sync), and their operands, for compute capability 8.0 and later
  * [PTX ISA 8.0, sec. 9.7].
  *
- * A tile in shared memory is some rows of BF16 or F32, each followed by 16 unused bytes, so that
+ * A tile in shared memory consists of rows of BF16 or F32. 16 unused bytes follow each row, so that
  * 16-byte pieces of eight consecutive rows use all 32 banks. A step of a product sums 32 bytes of a
- * row: DEPTH elements.
+ * row, which are DEPTH elements.
  *
- * d (16, 8) += a (16, DEPTH) b (DEPTH, 8). Lane l holds of d, in d[0 .. 3], row l/4 (two numbers)
- * and row l/4 + 8 (two), columns 2(l%4) and the next. The rows of an operand's tile are its rows
- * (of a) or its columns (of b), and the sum runs along them; for an operand "by columns" the sum
- * runs down the tile's rows.
+ * d (16, 8) += a (16, DEPTH) b (DEPTH, 8). In d[0 .. 3], lane l holds two numbers of row l/4, then
+ * two numbers of row l/4 + 8, in columns 2(l%4) and 2(l%4) + 1. The rows of an operand's tile are
+ * rows of a or columns of b, and the sum runs along the tile's rows. If an operand is read "by
+ * columns", the sum runs down the tile's rows.
  *
- * BF16 is one instruction. F32 is the sum of two TF32, of 11 bits each, and takes three
- * instructions: the omitted terms, the product of the two small parts and the rounding of the small
- * parts, are within 2^-21 of each product, mostly 2^-24. */
+ * A BF16 product takes one instruction. An F32 number is the sum of two TF32 numbers of 11 bits
+ * each, and an F32 product takes three instructions. The product omits two terms: the product of
+ * the two small parts, and the rounding of the small parts. These terms are within 2^-21 of each
+ * product, mostly within 2^-24. */
 #pragma once
 #include "kernels/cuda/cuda.h"
 
 /* ---- instructions ---------------------------------------------------------------------------- */
 
-/* Starts to copy 16 or 4 bytes to shared memory; zeros if not `there`. */
+/* Starts the copy of 16 or 4 bytes to shared memory. Copies zeros if `there` is false. */
 __device__ inline void copy_16(uint32_t to, const void *from, bool there)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
@@ -38,9 +39,9 @@ __device__ inline void copies_wait()
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-/* Loads four matrices of 8 rows of 16 bytes: lane 8i + r has the address of row r of matrix i. x[i]
- * of lane l is 4-byte word l % 4 of row l/4 of matrix i. Transposed, with 2-byte elements, it is
- * column l/4 of rows 2(l%4) and 2(l%4) + 1. */
+/* Loads four matrices of 8 rows of 16 bytes. Lane 8i + r has the address of row r of matrix i. x[i]
+ * of lane l is 4-byte word l % 4 of row l/4 of matrix i. The transposed load, for 2-byte elements,
+ * gives lane l column l/4 of rows 2(l%4) and 2(l%4) + 1. */
 __device__ inline void load_matrices(uint32_t (&x)[4], uint32_t at)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -87,8 +88,8 @@ __device__ inline uint32_t round_tf32(float x)
     return y;
 }
 
-/* For two warps of a block: one arrives without waiting, the other waits for it. Barrier 0 is
- * __syncthreads's. */
+/* For two warps of a block: one warp arrives without waiting, the other warp waits for this
+ * arrival. Barrier 0 is __syncthreads's. */
 __device__ inline void pair_arrive(int number)
 {
     asm volatile("bar.arrive %0, 64;" ::"r"(number) : "memory");
@@ -111,7 +112,7 @@ __device__ inline void turn_set(int *turn, int value)
     asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(turn), "r"(value) : "memory");
 }
 
-/* *to += x in the L2 cache, without waiting: the floats that one instruction adds. */
+/* *to += x in the L2 cache, without waiting. Added holds the floats that one instruction adds. */
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 typedef float4 Added;
 __device__ inline Added plus(Added a, Added b)
@@ -145,9 +146,9 @@ constexpr int DEPTH = 32 / sizeof(T);
 template <typename T, int COLUMNS>
 constexpr int PITCH = COLUMNS * (int)sizeof(T) + 16;
 
-/* Offset of a lane's row in four matrices of a tile, 16 rows of 32 bytes: the second matrix is
- * below the first or, `beside`, to its right. The registers are passed to products in this order,
- * so it defines the order of operands. */
+/* Offset of a lane's row in four matrices of a tile, which are 16 rows of 32 bytes. The second
+ * matrix is below the first or, with `beside`, to its right. The registers are passed to products
+ * in this order, so it defines the order of operands. */
 template <int ROW>
 __device__ inline int lane_offset(bool beside)
 {
@@ -155,9 +156,9 @@ __device__ inline int lane_offset(bool beside)
     return (lane % 8 + 8 * (beside ? high : low)) * ROW + 16 * (beside ? low : high);
 }
 
-/* operator() of an operand loads its i-th 16 rows (of a) or columns (of b), for step k; for b,
- * x[0], x[1] are the first eight columns and x[2], x[3] the others. ROW: bytes per row of the
- * tile. */
+/* An operand by rows. operator() loads its i-th 16 rows (of a) or columns (of b) for step k. For b,
+ * x[0] and x[1] are the first eight columns, x[2] and x[3] the other eight. ROW: bytes per row of
+ * the tile. */
 template <int ROW, bool B>
 struct Along {
     uint32_t at;
@@ -171,8 +172,8 @@ struct Along {
     }
 };
 
-/* An operand by columns. F32 has another order along the sum, that of Weights: lane l has rows
- * 2(l%4) and the next. */
+/* An operand by columns. In F32 the sum has another order, that of Weights: lane l has rows 2(l%4)
+ * and 2(l%4) + 1. */
 template <typename T, int ROW, bool B>
 struct Down {
     uint32_t at;
@@ -194,7 +195,7 @@ struct Down {
     }
 };
 
-/* Operand a from d of another product, rounded for BF16. */
+/* Operand a of a product, made from d of another product. For BF16 the operand is rounded. */
 template <typename T, int M, int N>
 struct Weights {
     const float (&w)[M][N][4];
@@ -256,7 +257,7 @@ __device__ inline void add_product(float (&d)[M][N][4], const A &a, const B &b)
     }
 }
 
-/* Two neighbouring elements of a row. */
+/* Stores two neighbouring elements of a row. */
 __device__ inline void store_two(bf16 *to, float a, float b)
 {
     *reinterpret_cast<uint32_t *>(to) = bf16_pair(a, b);
@@ -266,8 +267,9 @@ __device__ inline void store_two(float *to, float a, float b)
     *reinterpret_cast<float2 *>(to) = make_float2(a, b);
 }
 
-/* Starts to copy a tile of ROWS rows from global memory, `width` elements apart, by all THREADS of
- * the block; zeros after the first `rows` rows and `columns` columns, an even number. */
+/* Starts the copy of a tile of ROWS rows from global memory, where rows are `width` elements apart,
+ * by all THREADS threads of the block. Rows after `rows` and columns after `columns`, an even
+ * number, become zeros. */
 template <typename T, int COLUMNS, int ROWS, int THREADS>
 __device__ inline void copy_tile(uint32_t to, const T *from, int width, int rows, int columns)
 {

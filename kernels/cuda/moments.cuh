@@ -1,12 +1,12 @@
-/* Moments in FP8 groups of 128 [COAT sec. 4], or dense, in the registers of a warp: what
- * adamw_fp8.cu and muon.cu share. Eight threads share a group, sixteen elements each. */
+/* Moments in the registers of a warp, in FP8 groups of 128 [COAT sec. 4] or dense. adamw_fp8.cu and
+ * muon.cu share this code. Eight threads share a group, with sixteen elements each. */
 #pragma once
 #include "kernels/cuda/fp8.cuh"
 #include "kernels/cuda/vector.cuh"
 
 enum { GROUP = 128, LANES = 8, HALF = GROUP / 2, THREADS = 256, MAX_K = 16, K_STEPS = 16 };
 
-/* The formats of a moment as a type: FP8 in groups, or dense. */
+/* The format of a moment as a type: FP8 in groups, or dense (F32 or BF16). */
 template <DType D, bool E>
 struct Form {
     static constexpr DType dtype = D;
@@ -16,16 +16,16 @@ struct Form {
 };
 
 struct Moment {
-    uint8_t *codes; /* codes, or dense values */
+    uint8_t *codes; /* FP8 codes, or values of a dense moment */
     void *scale;    /* per group: S, or S and k with expansion */
-    float beta;     /* log2 of beta with expansion */
+    float beta;     /* beta, or log2 of beta with expansion */
 };
 
-/* A thread's elements are eight of the first half of the group, and the same eight of the second
- * half: so neighbouring threads access whole sectors of memory, whatever they load. */
+/* A thread's elements are eight of the first half of the group, and the eight at the same offset in
+ * the second half. So neighbouring threads access whole sectors of memory in every format. */
 struct Codes {
     uint2 half[2];
-    uint32_t scale; /* scale of the group; with expansion, fp8_pair of kernels/fp8.h */
+    uint32_t scale; /* S of the group; with expansion, fp8_pair of kernels/fp8.h */
 };
 
 __device__ static inline float pair_scale(uint32_t pair)
@@ -65,7 +65,7 @@ __device__ static inline auto load_moment(const Moment &t, unsigned at)
         return load_codes<F>(t, at);
 }
 
-/* x = +-2^(a log2 |x| + b), with the sign of x if it has one. 0 stays 0. */
+/* Replaces x by 2^(a log2 |x| + b), with the sign of x if SIGNED. 0 stays 0. */
 template <bool SIGNED>
 __device__ static inline void raise(float (&x)[2][8], float a, float b)
 {
@@ -77,7 +77,8 @@ __device__ static inline void raise(float (&x)[2][8], float a, float b)
     }
 }
 
-/* beta times the moment, which is sign(f) (|f|/max)^(1/k) S max with f the value of a code. */
+/* Returns beta times the moment in x. The moment is sign(f) (|f|/max)^(1/k) S max, where f is the
+ * value of a code. */
 template <class F, bool SIGNED>
 __device__ static inline void decode_moment(float (&x)[2][8], const Codes &c, float beta)
 {
@@ -99,8 +100,8 @@ __device__ static inline void decode_moment(float (&x)[2][8], const Dense<F> &d,
         x[i / 8][i % 8] = d.half[i / 8][i % 8] * beta;
 }
 
-/* k of a group whose magnitudes lie between b and a: a multiple of 1/16 that stretches them to the
- * format's range. */
+/* Returns k of a group whose magnitudes lie between b and a. k is a multiple of 1/16 and stretches
+ * the magnitudes to the format's range. */
 template <class F>
 __device__ static inline float expansion_power(float a, float b)
 {
@@ -127,7 +128,8 @@ __device__ static inline void store_dense(const Moment &t, unsigned at, const fl
     store_pack<true>(p + HALF, x[1], 8);
 }
 
-/* f = sign(x) (|x|/a)^k max, a = S max. All threads of a warp call; those inside store. */
+/* Stores codes with the values f = sign(x) (|x|/a)^k max, where a = S max. All threads of a warp
+ * must call this function; threads that are not `inside` store nothing. */
 template <class F, bool SIGNED>
 __device__ static inline void store_codes(const Moment &t, unsigned at, float (&x)[2][8],
                                           bool inside)
@@ -169,7 +171,7 @@ __device__ static inline void store_moment(const Moment &t, unsigned at, float (
         store_dense<F>(t, at, x);
 }
 
-/* f(the Form of t). */
+/* Calls f(the Form of t). */
 template <typename F>
 static void with_dense_form(Tensor t, F f)
 {

@@ -1,4 +1,4 @@
-/* The operations of Muon on single elements. Memory limits them. */
+/* Muon's elementwise operations. The memory bandwidth limits their speed. */
 #include "kernels/cuda/adamw.cuh"
 #include "kernels/cuda/moments.cuh"
 
@@ -7,8 +7,8 @@ struct MomentumStep {
     bool nesterov;
 };
 
-/* n: a multiple of GROUP. Threads after the end recompute the last group, for the shuffles, and
- * store nothing. */
+/* n: number of elements, a multiple of GROUP. Threads after the end recompute the last group,
+ * because all threads must call the shuffles, and store nothing. */
 template <class F, typename TG>
 __global__ __launch_bounds__(THREADS) void momentum_kernel(bf16 *u, Moment m, const TG *grad,
                                                            unsigned n, MomentumStep s)
@@ -63,7 +63,7 @@ void backend_muon_momentum(Tensor u, Tensor m, Tensor grad, float momentum, bool
     LAUNCH_CHECK();
 }
 
-/* Whether eight elements can be accessed at once. */
+/* Returns true if t can be accessed eight elements at a time. */
 static bool in_packs(Tensor t, size_t n)
 {
     return n % 8 == 0 && (uintptr_t)t.data % 16 == 0;

@@ -1,10 +1,10 @@
-/* NF4.
+/* The operations of NF4.
  *
- * nf4_dequantize runs before every use of a matrix. Bytes per element: 0.52, and those of y. A
- * thread makes packs of eight elements from four bytes of codes. The lanes of each half of a warp
- * hold the 16 values, and a shuffle by the code reads them: in shared memory random codes would
- * cause bank conflicts. tiles.cuh writes transposed codes. Arithmetic uses intrinsics that the
- * compiler does not fuse, so all bits are those of the specification. */
+ * nf4_dequantize runs before every use of a matrix. This operation reads 0.52 bytes per element and
+ * writes y. A thread computes packs of eight elements from four bytes of codes. The lanes of each
+ * half of a warp hold the 16 values of the map, and a shuffle by the code reads a value. In shared
+ * memory random codes would cause bank conflicts. tiles.cuh writes transposed codes. The arithmetic
+ * uses intrinsics that the compiler does not fuse, so all bits equal those of the specification. */
 #include "kernels/cuda/tiles.cuh"
 extern "C" {
 #include "kernels/dynamic8.h"
@@ -18,7 +18,7 @@ struct Nf4Tables {
     float nf4[16], absmax[256];
 };
 
-/* In device memory, the same for all calls. */
+/* Returns the tables in device memory. All calls share them. */
 static const Nf4Tables *device_tables(void)
 {
     static Nf4Tables *tables;
@@ -28,12 +28,12 @@ static const Nf4Tables *device_tables(void)
         memcpy(host.absmax, dynamic8_map(DYNAMIC8), sizeof host.absmax);
         tables = (Nf4Tables *)device_alloc(sizeof host);
         backend_device_put(tables, &host, sizeof host);
-        device_sync(); /* later calls may use other queues */
+        device_sync(); /* because later calls may use other queues */
     }
     return tables;
 }
 
-/* The absmax of a block as stored in its group, in registers. */
+/* The stored absmax of a block, in registers. */
 template <typename Group>
 struct Nf4Scale;
 template <>
@@ -72,7 +72,8 @@ __device__ static inline float element(AnyIn w, size_t i)
     return w.is_f32 ? ((const float *)w.data)[i] : to_float(((const bf16 *)w.data)[i]);
 }
 
-/* Elements of the block that begins at `first`; 0: it is after the end. */
+/* Returns the number of elements of the block that begins at `first`, or 0 if the block is after
+ * the end. */
 __device__ static inline int block_size(size_t first, size_t numel)
 {
     return first < numel ? (int)min((size_t)NF4_BLOCK, numel - first) : 0;
@@ -94,7 +95,7 @@ __global__ void nf4_absmax_kernel(float *absmax, AnyIn w, size_t numel)
         absmax[i] = block_absmax(w, i * NF4_BLOCK, n);
 }
 
-/* One thread block. */
+/* Runs in one thread block. */
 __global__ void nf4_mean_kernel(float *mean, const float *x, size_t n)
 {
     __shared__ double sum[THREADS];
@@ -134,7 +135,7 @@ __device__ static inline void quantize_block(uint8_t *codes, AnyIn w, size_t sta
     }
 }
 
-/* One thread block per group. */
+/* Each thread block quantizes one group. */
 __global__ void nf4_quantize_kernel(Nf4Group *to, AnyIn w, const float *offset, size_t first,
                                     size_t numel, const Nf4Tables *tables)
 {
@@ -145,7 +146,7 @@ __global__ void nf4_quantize_kernel(Nf4Group *to, AnyIn w, const float *offset, 
     Nf4Group *g = to + blockIdx.x;
     if (threadIdx.x < 16)
         map[threadIdx.x] = tables->nf4[threadIdx.x];
-    /* also makes the map visible to all */
+    /* this call also makes the map visible to all threads */
     const float nested = block_max(fabsf(rest), shared);
     quantize_block(g->codes, w, start, n, absmax, map);
     g->absmax[threadIdx.x] = n > 0 ? dynamic8_nearest(tables->absmax, rest * (1.0f / nested)) : 0;
@@ -192,8 +193,8 @@ void backend_nf4_quantize(Nf4Group *to, Tensor w, const float *offset, size_t fi
 
 /* ---- to a tensor ----------------------------------------------------------------------------- */
 
-/* The group of element i of the matrix, and its index there. start: first elements of the second
- * and the third part; SIZE_MAX if there is none. */
+/* The group of element i of the matrix, and the index of the element in this group. start: first
+ * elements of the second and of the third part; SIZE_MAX if a part does not exist. */
 template <typename Group>
 struct Nf4Position {
     const Group *group;
@@ -212,7 +213,7 @@ struct Nf4Parts {
     }
 };
 
-/* groups: x.group or x.plain. */
+/* groups is x.group or x.plain. */
 template <typename Group>
 static Nf4Parts<Group> parts_of(Nf4 x, const Group *groups, int cols)
 {
@@ -224,7 +225,8 @@ static Nf4Parts<Group> parts_of(Nf4 x, const Group *groups, int cols)
     return p;
 }
 
-/* Packs of a matrix whose rows are multiples of eight, so that none crosses a block. */
+/* Reads packs of a matrix whose rows are multiples of eight elements, so that no pack crosses a
+ * block. */
 template <typename Group>
 struct Nf4Reader {
     Nf4Parts<Group> parts;
@@ -239,12 +241,12 @@ struct Nf4Reader {
         return { *(const uint32_t *)(p.group->codes + p.at / 2),
                  Nf4Scale<Group>::load(p.group, p.at / NF4_BLOCK) };
     }
-    /* This lane's value of the map, for shuffles. */
+    /* Returns this lane's value of the map, for shuffles. */
     __device__ float lane_value() const
     {
         return tables->nf4[threadIdx.x % 16];
     }
-    /* All threads of a warp must call it. */
+    /* All threads of a warp must call this function. */
     __device__ void values(float (&x)[8], const Raw &raw, float lane_value) const
     {
         const float absmax = raw.scale.absmax(tables);
@@ -255,7 +257,7 @@ struct Nf4Reader {
     }
 };
 
-/* A Source of tiles.cuh. */
+/* The values of an NF4 matrix as a Source of tiles.cuh. */
 template <typename Group>
 struct Nf4Source {
     enum { OUTPUTS = 1, MEASURED = 1 };
@@ -281,7 +283,7 @@ struct Nf4Source {
     }
 };
 
-/* Rows of any format. */
+/* Output rows in F32, BF16 or FP8. */
 struct Nf4Rows {
     void *data;
     DType dtype;
@@ -313,7 +315,7 @@ __global__ __launch_bounds__(THREADS) void nf4_rows_kernel(Nf4Rows y, Nf4Reader<
     }
 }
 
-/* Any rows, element by element; data_t: for FP8. */
+/* Converts rows of any width, element by element. data_t: transposed codes, for FP8 only. */
 template <typename Group>
 __global__ void nf4_any_kernel(Nf4Rows y, uint8_t *data_t, int rows, int cols,
                                Nf4Parts<Group> parts, const Nf4Tables *tables)

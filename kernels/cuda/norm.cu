@@ -1,17 +1,17 @@
 /* RMSNorm and LayerNorm, forward. norm_backward.cu has the backward pass; norm_fp8.cu has both
  * passes with FP8 inputs or outputs.
  *
- * Bytes per element in BF16: 4 (stream, y), +2 if x is another tensor, +2 with a residual. Weights
- * are read from L1; statistics are 8 bytes per row. Rounding: sums are F32 trees instead of the
- * specification's F64. */
+ * Bytes per element in BF16: 4 (stream, y), 2 more if x is another tensor, 2 more with a residual.
+ * Weights are read from L1. Statistics are 8 bytes per row. Rounding: sums are F32 trees; the
+ * specification sums in F64. */
 #include "kernels/cuda/norm.cuh"
 #include "kernels/cuda/operations_fp8.h"
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
-/* NOTE: a row is limited by latency, so several must be in flight on an SM: the BF16 variants are
- * limited to 64 registers, for 8 rows of 4096. With both kinds of norm in one kernel, or without
- * keep_packed, registers spill. */
+/* NOTE: latency limits the speed of a row, so several rows must be in flight on an SM. The BF16
+ * variants are limited to 64 registers, which allows 8 rows of 4096. If one kernel contained both
+ * kinds of norm, or lacked keep_packed, registers would spill. */
 template <bool CENTER, typename TS, typename TR>
 __global__ __launch_bounds__(MAX_THREADS,
                              sizeof(TS) + sizeof(TR) == 4
@@ -98,7 +98,7 @@ void backend_norm_forward(Tensor y, Tensor x, float *stats, Tensor stream, Tenso
         stored.data = NULL;
     }
     if (!residual.data)
-        residual.format = stream.format; /* the variant with the fewest registers */
+        residual.format = stream.format; /* selects the variant with the fewest registers */
     check_aligned(OPERATION, C, y, x, stream, w, residual);
     if (N == 0)
         return;
@@ -113,7 +113,8 @@ void backend_norm_forward(Tensor y, Tensor x, float *stats, Tensor stream, Tenso
     LAUNCH_CHECK();
 }
 
-/* ---- y recomputed ---------------------------------------------------------------------------- */
+/* ---- recomputation of y
+ * ----------------------------------------------------------------------- */
 
 template <typename TX>
 __global__ __launch_bounds__(MAX_THREADS) void norm_recompute_kernel(AnyOut y, const TX *x,

@@ -1,17 +1,18 @@
-/* Shared by the norms: a block has a row, whose packs stay in registers from load to store; at most
- * 512 threads with MAX_PACKS packs each. */
+/* Definitions that the norms share. A block has one row, whose packs stay in registers from load to
+ * store. A block has at most 512 threads, with MAX_PACKS packs each. */
 #pragma once
 #include "kernels/cuda/vector.cuh"
 
 enum { MAX_PACKS = 4, MAX_THREADS = 512, MAX_WIDTH = 8 * MAX_PACKS * MAX_THREADS };
 
-/* Columns of the thread's pack j: 8 from here on. */
+/* The first of the eight columns of the thread's pack j. */
 __device__ static inline int column(int j)
 {
     return 8 * (threadIdx.x + j * blockDim.x);
 }
 
-/* Threads of a block for rows of C elements; dies if they are too wide. */
+/* Returns the number of threads of a block for rows of C elements. Dies if the rows are too
+ * wide. */
 static inline int norm_threads(const char *op, int C)
 {
     if (C > MAX_WIDTH)

@@ -1,16 +1,16 @@
 /* Backward of RMSNorm and LayerNorm, for x in any format.
  *
- * Bytes per element in BF16: 6 (dy, x, dx), +2 if dx accumulates; an x in FP8 groups has 1.06
- * instead of 2. Rounding: as in norm.cu. dw: each block sums its rows in registers and writes C
- * floats of scratch memory, which are added in the order of the blocks, in F64. The number of
- * blocks depends on the GPU only. */
+ * Bytes per element in BF16: 6 (dy, x, dx), 2 more if dx accumulates. An x in FP8 groups takes 1.06
+ * bytes instead of 2. Rounding is as in norm.cu. For dw, each block sums its rows in registers and
+ * writes C floats of scratch memory. The rows of the blocks are added in the order of the blocks,
+ * in F64. The number of blocks depends on the GPU only. */
 #include "kernels/cuda/norm.cuh"
 #include "kernels/cuda/tiles.cuh"
 
 enum { BLOCKS_PER_SM = 4 };
 
-/* Loaded values as eight numbers. NOTE: for dense tensors the pack itself, so that a number is
- * unpacked where it is used. */
+/* Loaded values as eight numbers. NOTE: for a dense tensor `unpack` returns the pack itself, so
+ * that a number is unpacked where it is used. */
 struct Values {
     float x[8];
     __device__ float operator[](int i) const
@@ -33,12 +33,13 @@ __device__ static inline const Pack<T> &unpack(const DenseReader<T> &, const Pac
     return raw;
 }
 
-/* partial: (gridDim.x, C) sums of dy xh over the block's rows, or NULL. If MEASURED, amax, unless
- * NULL, is raised to the largest dx as stored. A row of dx is written after its last read, so dx
- * may be dy. Registers hold one row; the block's next row is prefetched to L2. NOTE: an x in FP8
- * leaves registers for dx; else, if not MEASURED, dx is loaded after the sums have begun, and the
- * rows stay packed during their reduction. CENTER: for LayerNorm. RMSNorm saves four instructions
- * per element, which matters; intrinsics give it the roundings of a LayerNorm with mean 0. */
+/* partial: (gridDim.x, C), the sums of dy xh over each block's rows, or NULL. If MEASURED, *amax,
+ * unless amax is NULL, is raised to the largest |dx| as stored. A row of dx is written after its
+ * last read, so dx may be dy. Registers hold one row; the block's next row is prefetched to L2.
+ * NOTE: an x in FP8 leaves enough registers for dx. In other cases, if not MEASURED, dx is loaded
+ * after the sums have begun, and the rows stay packed during the reduction. CENTER is for
+ * LayerNorm. RMSNorm saves four instructions per element, which matters. Intrinsics give RMSNorm
+ * the same rounding as a LayerNorm with mean 0. */
 template <bool MEASURED, bool CENTER, class Reader, typename TDY, typename TDX>
 __global__ __launch_bounds__(MAX_THREADS) void norm_backward_kernel(TDX *dx, float *amax,
                                                                     float *partial, const TDY *dy,
@@ -69,7 +70,7 @@ __global__ __launch_bounds__(MAX_THREADS) void norm_backward_kernel(TDX *dx, flo
             if (accumulate)
                 prefetch(dx + next, C * sizeof *dx);
         }
-        float sums[1 + CENTER] = {}; /* of g xh and of g; dy is 0 from column C on */
+        float sums[1 + CENTER] = {}; /* sums of g xh and of g; dy is 0 from column C on */
 #pragma unroll
         for (int j = 0; j < MAX_PACKS; j++) {
             float weight[8];
@@ -123,11 +124,11 @@ __global__ __launch_bounds__(MAX_THREADS) void norm_backward_kernel(TDX *dx, flo
 #pragma unroll
         for (int j = 0; j < MAX_PACKS; j++)
             store_pack(partial + (size_t)blockIdx.x * C + column(j), dw[j], C - column(j));
-    if (MEASURED && amax) /* as stored: rounding is monotonic, so the maximum is rounded */
+    if (MEASURED && amax) /* rounding is monotonic, so m rounded is the maximum as stored */
         raise_amax(amax, to_float(from_float<TDX>(m)), shared);
 }
 
-/* dx F32 or BF16. */
+/* dx is F32 or BF16. */
 static void backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, const float *stats,
                      Tensor w, Norm norm, bool accumulate)
 {
@@ -179,7 +180,7 @@ void backend_norm_backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor 
         backward(dx, amax, dw, dy, x, stats, w, norm, accumulate);
         return;
     }
-    /* the gradient of a branch in OLMo-2: through F32 scratch memory */
+    /* the gradient of a branch in OLMo-2 goes through F32 scratch memory */
     check_operand(OPERATION, "dx", dx, N, C);
     CHECK(!accumulate && !amax,
           "norm_backward: dx is %s; expected f32 or bf16, to accumulate or for amax",

@@ -1,14 +1,16 @@
-/* Norms that read or write FP8, forward; norm_backward.cu reads any x.
+/* Forward of norms that read or write FP8. norm_backward.cu reads x in any format.
  *
- * For an FP8 operand y a pass over rows stores x in FP8 groups, and computes the statistics of the
- * stored values and the maximum of y; a pass over tiles reads x and writes y and its transpose.
- * Bytes per element in COAT: 2 + 1.06 and 1.06 + 2. If y is not FP8 (a norm after a branch), or its
- * scale is reused and it has no transpose, the first pass writes y and there is no second. */
+ * For an FP8 operand y there are two passes. A pass over rows stores x in FP8 groups, and computes
+ * the statistics of the stored values and the maximum of y. A pass over tiles reads x and writes y
+ * and its transpose. Bytes per element in COAT: 2 + 1.06 in the first pass, 1.06 + 2 in the second.
+ * There is only one pass if y is not FP8 (a norm after a branch), or if the scale of y is reused
+ * and y has no transpose. Then the first pass writes y. */
 #include "kernels/cuda/norm.cuh"
 #include "kernels/cuda/operations_fp8.h"
 #include "kernels/cuda/tiles.cuh"
 
-/* Mean (0 if not centered) and rstd of the row with elements v, which are 0 from column C on. */
+/* Returns mean (0 if not centered) and rstd of the row with elements v. Elements from column C on
+ * are 0. */
 __device__ static inline float2 row_stats(const float (&v)[MAX_PACKS][8], int C, Norm norm,
                                           float *shared)
 {
@@ -30,8 +32,9 @@ __device__ static inline float2 row_stats(const float (&v)[MAX_PACKS][8], int C,
     return make_float2(mean, 1.0f / sqrtf(block_sum(square, shared) / C + norm.eps));
 }
 
-/* x.data is NULL if the stream is x; amax is NULL if y is dense and written here. EXACT: y is
- * computed from x before rounding. CODES: y is FP8, `codes`, and its row is written here. */
+/* x.data is NULL if the stream is x. amax is NULL if y is dense; then this kernel writes y. EXACT:
+ * y is computed from x before rounding. CODES: y is FP8, and this kernel writes its rows to
+ * `codes`. */
 template <bool EXACT, bool CODES, class Reader>
 __global__
 __launch_bounds__(MAX_THREADS) void norm_rows_kernel(AnyOut y, TileOut codes, float *amax,
@@ -86,8 +89,8 @@ __launch_bounds__(MAX_THREADS) void norm_rows_kernel(AnyOut y, TileOut codes, fl
         raise_amax(amax, m, shared);
 }
 
-/* The same for RMS_NORM with y an FP8 operand: max|y| = rstd max|x w|, so one reduction is enough,
- * and no values are kept during it. */
+/* As norm_rows_kernel, for RMS_NORM with an FP8 operand y. Here max|y| = rstd max|x w|. So one
+ * reduction is enough, and no values are kept during the reduction. */
 template <bool EXACT, class Reader>
 __global__ __launch_bounds__(MAX_THREADS, 2) void rms_rows_kernel(float *amax, GroupOut x,
                                                                   float2 *stats, Reader stream,
@@ -104,7 +107,7 @@ __global__ __launch_bounds__(MAX_THREADS, 2) void rms_rows_kernel(float *amax, G
 #pragma unroll
     for (int j = 0; j < MAX_PACKS; j++) {
         float v[8], stored[8], weight[8];
-        if (column(j) - 8 * lane >= C) /* the whole warp */
+        if (column(j) - 8 * lane >= C) /* is true for the whole warp */
             break;
         stream.values(v, raw[j]);
         if (x.data) {
@@ -146,8 +149,8 @@ __global__ __launch_bounds__(MAX_THREADS, 2) void rms_rows_kernel(float *amax, G
         atomicMax((int *)amax, __float_as_int(m));
 }
 
-/* The same if y's scale is reused and its row, `codes`, is written here: in the sum the row stays
- * as loaded. D: DType or Known<a DType>, of codes and of x. */
+/* As rms_rows_kernel, if the scale of y is reused and this kernel writes the rows of y to `codes`.
+ * The row stays as loaded during the reduction. D: DType or Known<a DType>, for codes and for x. */
 template <class D, typename T, typename TW>
 __global__ __launch_bounds__(MAX_THREADS) void rms_codes_kernel(TileOut codes, float *amax,
                                                                 GroupOut x, D dtype, float2 *stats,
@@ -158,7 +161,7 @@ __global__ __launch_bounds__(MAX_THREADS) void rms_codes_kernel(TileOut codes, f
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32,
               step = 8 * blockDim.x;
     const float inverse = 1.0f / tile_scale(codes, *tile_scale_from(codes));
-    /* columns from the thread's first pack on */
+    /* number of columns from the thread's first pack on */
     const int left = C - 8 * (int)threadIdx.x;
     const size_t at = (size_t)blockIdx.x * C + 8 * threadIdx.x;
     Pack<T> raw[MAX_PACKS];
@@ -170,7 +173,7 @@ __global__ __launch_bounds__(MAX_THREADS) void rms_codes_kernel(TileOut codes, f
 #pragma unroll
     for (int j = 0; j < MAX_PACKS; j++) {
         float v[8];
-        if (left + 8 * lane <= j * step) /* the whole warp */
+        if (left + 8 * lane <= j * step) /* is true for the whole warp */
             break;
 #pragma unroll
         for (int i = 0; i < 8; i++)
@@ -201,7 +204,7 @@ __global__ __launch_bounds__(MAX_THREADS) void rms_codes_kernel(TileOut codes, f
     raise_amax_by_warp(amax, *(volatile float *)amax, m);
 }
 
-/* f(d); at compile time for E4M3, which all recipes have. */
+/* Calls f(d). For E4M3, which all recipes use, the format is known at compile time. */
 template <typename F>
 static void with_format(DType d, F f)
 {
@@ -211,7 +214,7 @@ static void with_format(DType d, F f)
         f(d);
 }
 
-/* y from x and its statistics. */
+/* Computes y from x and its statistics. */
 template <class Reader>
 struct NormSource : SimpleSource {
     Reader x;
@@ -247,7 +250,7 @@ struct NormSource : SimpleSource {
     }
 };
 
-/* f(source of y). */
+/* Calls f(source of y). */
 template <typename F>
 static void with_norm(Tensor x, const float *stats, Tensor w, F f)
 {
@@ -256,9 +259,10 @@ static void with_norm(Tensor x, const float *stats, Tensor w, F f)
     });
 }
 
-/* Only y's transpose, from an x in groups of 16, as backward recomputes it. A thread has 4 rows of
- * a group, a block WIDE_TILES tiles of 128 x 128, one below the other. NOTE: with so few bytes,
- * instructions are the limit: addresses, scales and statistics serve 16 elements, not 8. */
+/* Writes only the transpose of y, from an x in groups of 16, when backward recomputes y. A thread
+ * has 4 rows of one group. A block has WIDE_TILES tiles of 128 x 128, one below the other. NOTE:
+ * with so few bytes the instruction rate is the limit. So each address, scale and statistic serves
+ * 16 elements instead of 8. */
 enum { WIDE_COLS = 128, WIDE_TILES = 2, WIDE_BLOCKS = 4 };
 
 struct WideGroups {
@@ -289,7 +293,7 @@ __global__ __launch_bounds__(TILE_THREADS,
                                                                    GroupReader<D, Known<4>> x,
                                                                    const float2 *stats, AnyIn w)
 {
-    /* column c from 33 c + 4 (c / 16) on: no bank conflicts */
+    /* column c begins at 33 c + 4 (c / 16), which avoids bank conflicts */
     __shared__ uint32_t t[WIDE_COLS * 33 + 32];
     const int cg = threadIdx.x % 8, rg = threadIdx.x / 8, col0 = blockIdx.x * WIDE_COLS;
     const int col = min(col0 + 16 * cg, x.cols - 16),

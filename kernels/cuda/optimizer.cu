@@ -1,9 +1,9 @@
-/* AdamW in one pass: a thread reads eight elements of w, m, v and the gradient, and writes the
- * first three; four if w is F32.
+/* AdamW in one pass. A thread reads eight elements of w, m, v and the gradient, and writes w, m and
+ * v; if w is F32, it has four elements.
  *
- * Bytes per element: twice those of w, m and v, and once those of the gradient: 14 with everything
- * in BF16, 22 with F32 moments and BF16 weights and gradients, 26 with F32 weights too.
- */
+ * Bytes per element: twice those of w, m and v, and once those of the gradient. That is 14 with
+ * everything in BF16, 22 with F32 moments and BF16 weights and gradients, and 26 with F32 weights
+ * too. */
 #include "kernels/cuda/adamw.cuh"
 
 enum { THREADS = 256 };
@@ -50,8 +50,9 @@ __device__ static inline void store_four(bf16 *p, float4 x)
                                                *reinterpret_cast<const uint32_t *>(&high));
 }
 
-/* NOTE: a warp's accesses to packs of eight floats are 16 bytes, 32 apart, so each uses half of
- * every sector. For three such arrays, read and written, that costs a fifth of the bandwidth. */
+/* NOTE: in a warp's accesses to packs of eight floats, each access has 16 bytes and the next is 32
+ * bytes apart. So each access uses half of every sector. For three such arrays, read and written,
+ * that costs a fifth of the bandwidth. */
 template <typename TM, typename TV, typename TG>
 __device__ static inline void update_four(float *w, TM *m, TV *v, const TG *grad, const Step &s)
 {
@@ -66,7 +67,7 @@ __device__ static inline void update_four(float *w, TM *m, TV *v, const TG *grad
     store_four(v, vx);
 }
 
-/* Elements per thread. */
+/* Number of elements per thread. */
 template <typename TW>
 constexpr int EACH = sizeof(TW) == sizeof(float) ? 4 : 8;
 

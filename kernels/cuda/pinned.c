@@ -18,7 +18,7 @@ static struct {
     size_t bytes;
 } range[MAX_RANGES];
 
-/* The node of the GPU's PCI address; -1: unknown. */
+/* Returns the NUMA node of the GPU's PCI address; -1: unknown. */
 static int gpu_node(void)
 {
     char path[96];
@@ -35,7 +35,7 @@ static int gpu_node(void)
     return node;
 }
 
-/* NOTE: containers may forbid this. Then pages are on the node of the thread that first touches
+/* NOTE: containers may forbid mbind. Then pages are on the node of the thread that first touches
  * them. */
 static void prefer_gpu_node(void *p, size_t bytes)
 {
@@ -58,7 +58,7 @@ static void *touch(void *range)
     return NULL;
 }
 
-/* One thread takes some 10 seconds for 40 GiB. */
+/* Touches all pages by several threads. One thread takes some 10 seconds for 40 GiB. */
 static void touch_all(char *p, size_t bytes)
 {
     pthread_t thread[TOUCHERS];

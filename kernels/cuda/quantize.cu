@@ -1,27 +1,29 @@
 /* Conversions between formats. A thread moves PACKS packs of eight elements.
  *
- * Bytes per element are those of x and y: BF16 to BF16 4; to E4M3/16 3.06 (codes and a byte per
- * 16); to FP8 with one scale 5, since x is read twice, for the maximum and for the codes, or 6 with
- * the transposed copy, which costs only its own bytes: a block transposes a tile of 128 x 64 codes
- * in shared memory and writes both. Maxima do not depend on the order and the division is correctly
- * rounded (fp8.cuh), so scales and codes are those of the specification.
+ * Bytes per element are those of x and y. BF16 to BF16 takes 4 bytes. BF16 to E4M3/16 takes 3.06
+ * (codes, and a byte per 16 codes). BF16 to FP8 with one scale takes 5, because x is read twice,
+ * for the maximum and for the codes. The transposed copy adds only its own byte: a block transposes
+ * a tile of 128 x 64 codes in shared memory and writes both copies. Maxima do not depend on the
+ * order, and the division is correctly rounded (fp8.cuh). So scales and codes equal those of the
+ * specification.
  *
- * The fast kernels take whole packs of aligned tensors, in groups of 8, 16, ... 256; the *_any
- * kernels take the rest, element by element. */
+ * The fast kernels convert whole packs of aligned tensors, in groups of 8, 16, ... 256. The *_any
+ * kernels convert other tensors, and rows that remain, element by element. */
 #include "kernels/cuda/tiles.cuh"
 
 enum { THREADS = 256, PACKS = 4, AMAX_BLOCKS = 1024 };
 
 /* ---- loads ----------------------------------------------------------------------------------- */
 
-/* The first element of the thread's first pack. */
+/* Returns the index of the first element of the thread's first pack. */
 __device__ static inline size_t first_element()
 {
     return 8 * ((size_t)blockIdx.x * PACKS * THREADS + threadIdx.x);
 }
 
-/* Loads the thread's packs, 8 THREADS elements apart from `first` on; after n, a multiple of 8, the
- * last pack again. NOTE: with a condition around the loads each would wait for the previous one. */
+/* Loads the thread's packs, which are 8 THREADS elements apart, from `first` on. From n (a multiple
+ * of 8) on, loads the last pack again. NOTE: with a condition around the loads, each load would
+ * wait for the previous one. */
 template <class Reader>
 __device__ static inline void load_packs(float (&v)[PACKS][8], const Reader &x, size_t first,
                                          size_t n)
@@ -35,7 +37,7 @@ __device__ static inline void load_packs(float (&v)[PACKS][8], const Reader &x, 
         x.values(v[j], raw[j]);
 }
 
-/* Any tensor, element by element. */
+/* A tensor in any format, read element by element. */
 struct AnyTensor {
     void *data, *data_t, *scale;
     Format format;
@@ -62,8 +64,8 @@ __device__ static inline uint8_t encode_any(DType d, float x)
 
 /* ---- to F32 or BF16 -------------------------------------------------------------------------- */
 
-/* Eight elements per thread from `at` on, contiguous over the warp. NOTE: two stores per thread
- * would each use half of every sector; so two threads first swap halves. */
+/* Stores eight elements per thread from `at` on, contiguous over the warp. NOTE: two plain stores
+ * per thread would each use half of every sector. So two threads first swap halves. */
 __device__ static inline void store_sectors(float *y, size_t at, const float (&x)[8], size_t n)
 {
     const bool odd = threadIdx.x % 2;
@@ -110,7 +112,7 @@ __global__ void convert_any_kernel(AnyOut y, AnyTensor x, size_t n)
 
 /* ---- to FP8 with a scale per group ----------------------------------------------------------- */
 
-/* Groups of 2^shift elements, each in 2^(shift - 3) neighbouring threads. */
+/* Quantizes groups of 2^shift elements. Each group is in 2^(shift - 3) neighbouring threads. */
 template <DType D, class Reader>
 __global__ __launch_bounds__(THREADS) void quantize_groups_kernel(uint8_t *codes, uint8_t *scale,
                                                                   Reader x, size_t n, int shift)
@@ -134,7 +136,7 @@ __global__ __launch_bounds__(THREADS) void quantize_groups_kernel(uint8_t *codes
     }
 }
 
-/* One warp per group. */
+/* Each warp quantizes one group. */
 __global__ void quantize_groups_any_kernel(AnyTensor y, AnyTensor x, size_t groups)
 {
     const size_t g = ((size_t)blockIdx.x * THREADS + threadIdx.x) / 32;
@@ -185,7 +187,7 @@ __global__ void amax_any_kernel(float *partial, AnyTensor x, size_t n)
         partial[blockIdx.x] = amax;
 }
 
-/* scale_amax: of the tensor, or NULL; headroom: 0 if not reused. */
+/* scale_amax: that of the tensor, or NULL. headroom: 0 if the scale is not reused. */
 __global__ __launch_bounds__(AMAX_BLOCKS) void scale_kernel(float *scale, float *scale_amax,
                                                             float headroom, const float *partial,
                                                             int n, DType d)
@@ -200,7 +202,8 @@ __global__ __launch_bounds__(AMAX_BLOCKS) void scale_kernel(float *scale, float 
         *scale_amax = amax;
 }
 
-/* ---- ... and the codes ----------------------------------------------------------------------- */
+/* ---- to FP8 with one scale: the codes
+ * --------------------------------------------------------- */
 
 template <DType D, class Reader>
 __global__ __launch_bounds__(THREADS) void encode_kernel(uint8_t *codes, const float *scale,
@@ -216,7 +219,7 @@ __global__ __launch_bounds__(THREADS) void encode_kernel(uint8_t *codes, const f
             *(uint2 *)(codes + first + 8 * j * THREADS) = encode_pack<D>(v[j], inverse);
 }
 
-/* Encodes a y whose scale is reused, and raises amax to max|x|. */
+/* Encodes y, whose scale is reused, and raises *amax to max|x|. */
 template <class Reader>
 __global__ __launch_bounds__(THREADS) void encode_in_range_kernel(float *amax, TileOut y, Reader x,
                                                                   size_t n)
@@ -235,7 +238,7 @@ __global__ __launch_bounds__(THREADS) void encode_in_range_kernel(float *amax, T
     raise_amax(amax, m, shared);
 }
 
-/* Elements first .. end-1 of y; elements from n on, the size of x, are 0. */
+/* Encodes elements first .. end-1 of y. Elements from n on, the size of x, become 0. */
 __global__ void encode_any_kernel(AnyTensor y, AnyTensor x, size_t first, size_t n, size_t end)
 {
     const size_t i = first + (size_t)blockIdx.x * THREADS + threadIdx.x;
@@ -256,7 +259,8 @@ static AnyTensor any_tensor(Tensor t)
     return { t.data, t.data_t, t.scale, t.format, t.rows, t.cols };
 }
 
-/* log2 of the group if the fast kernels support it: 3 .. 8; 0: one scale; else -1. */
+/* Returns log2 of the group size (3 .. 8) if the fast kernels support the group, 0 for one scale,
+ * else -1. */
 static int group_shift(Tensor t)
 {
     if (!t.format.group)
@@ -289,7 +293,7 @@ static void with_codes(Tensor x, F f)
         f(TensorReader<Known<D>>{ codes, (const float *)x.scale, {}, x.cols });
 }
 
-/* f(reader of x): as with_reader, for any group of is_fast_source, with the format known at compile
+/* As with_reader, for any group size that is_fast_source accepts. The format is known at compile
  * time. */
 template <typename F>
 static void with_fast_reader(Tensor x, F f)
@@ -297,7 +301,7 @@ static void with_fast_reader(Tensor x, F f)
     switch (x.format.dtype) {
     case E4M3: with_codes<E4M3>(x, f); break;
     case E5M2: with_codes<E5M2>(x, f); break;
-    default: with_dense_reader(x, f); /* others: check_format */
+    default: with_dense_reader(x, f); /* check_format rejects other formats */
     }
 }
 
@@ -334,8 +338,8 @@ static void to_groups(Tensor y, Tensor x, size_t n)
     LAUNCH_CHECK();
 }
 
-/* Tiles take multiples of 16 rows of x, and may write into later rows of y: so the rest is written
- * after them. */
+/* Tiles process multiples of 16 rows of x, and may write into later rows of y. So the remaining
+ * rows are written after the tiles. */
 template <DType D>
 static void to_codes(Tensor y, Tensor x)
 {
@@ -365,7 +369,7 @@ static void to_fp8(Tensor y, Tensor x, size_t n)
         to_codes<D>(y, x);
 }
 
-/* Also writes the values as rows of T. */
+/* A source that also writes the values as rows of type T. */
 template <class Reader, typename T>
 struct ExpandSource : ReaderSource<Reader> {
     T *to;
@@ -402,7 +406,7 @@ static void check_format(const char *op, Tensor t)
           "%s: %s is a moment's; only adamw reads and writes it", op, format_name(t.format));
 }
 
-/* Sets the scale from n maxima. */
+/* Sets the scale of y from n maxima. */
 static void set_scale(Tensor y, const float *maxima, int n)
 {
     check_scaled(y);
@@ -469,7 +473,7 @@ void backend_expand_operand(Tensor y, Tensor x)
         expand<E5M2>(y, x);
 }
 
-/* One pass if x is dense. */
+/* A dense x takes one pass. */
 void backend_quantize_in_range(Tensor y, Tensor x)
 {
     const size_t n = tensor_numel(x);

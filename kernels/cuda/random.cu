@@ -1,6 +1,6 @@
-/* Initial weights. A thread makes eight elements; the normal numbers follow the specification
- * (random.h, in F64), with a few hundred operations each, so arithmetic is the limit, not the 2
- * bytes per element in BF16. Runs once. */
+/* Initial weights, computed once. A thread computes eight elements. The normal numbers follow the
+ * specification (random.h, in F64), with a few hundred operations each. So the arithmetic limits
+ * the speed; the 2 bytes per element in BF16 do not. */
 #include "kernels/cuda/vector.cuh"
 #include "kernels/random.h"
 
@@ -11,7 +11,8 @@ struct Normal {
     uint64_t seed, first;
 };
 
-/* Elements at .. at + 7 of n; one by one after the last whole pack, or if w is not aligned. */
+/* Stores elements at .. at + 7 of n. After the last whole pack, or if w is not aligned, it stores
+ * them one by one. */
 __device__ static inline void store_flat(AnyOut w, size_t at, const float (&x)[8], size_t n,
                                          bool aligned)
 {

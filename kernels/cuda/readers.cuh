@@ -1,15 +1,15 @@
-/* Reading eight neighbouring elements of a row in any format. A Reader has
+/* Readers load eight neighbouring elements of a row in any format. A Reader has
  *
- *     Raw  at(i, left)                     loads elements i .. i + 7 of the tensor, i a multiple of 8; from `left` on they are 0
+ *     Raw  at(i, left)                     loads elements i .. i + 7 of the tensor, i a multiple of 8; after `left` elements 0
  *     void values(float (&)[8], Raw)       decodes them
- *     void bring(i, n)                     prefetches n elements, whole rows, to the L2 cache; with groups, of 16 or more
+ *     void bring(i, n)                     prefetches n elements (whole rows) to the L2 cache; groups have 16 elements or more
  *
- * so that a thread can have several loads in flight. left is >= 8 or <= 0 if rows begin at
- * multiples of 16 bytes. */
+ * Loading and decoding are separate, so that a thread can have several loads in flight. If rows
+ * begin at multiples of 16 bytes, left is >= 8 or <= 0. */
 #pragma once
 #include "kernels/cuda/fp8.cuh"
 
-/* A compile-time number, in place of a run-time argument. */
+/* A compile-time number that takes the place of a run-time argument. */
 template <auto V>
 struct Known {
     __host__ __device__ constexpr operator decltype(V)() const
@@ -64,7 +64,8 @@ struct TensorReader {
     }
 };
 
-/* FP8 codes with a scale of one byte per 2^shift elements. S: int or Known<shift>; at least 3. */
+/* FP8 codes with a scale of one byte per 2^shift elements. S: int or Known<shift>. shift must be at
+ * least 3. */
 template <class D, class S>
 struct GroupReader {
     const uint8_t *data;
@@ -92,14 +93,14 @@ struct GroupReader {
     }
 };
 
-/* A pack inside its row. */
+/* Loads a pack that is inside its row. */
 template <class Reader>
 __device__ inline typename Reader::Raw load_inside(const Reader &x, int row, int col)
 {
     return x.at((size_t)row * x.cols + col);
 }
 
-/* A pack that may be after the end of its row, and is then 0. */
+/* Loads a pack, or zeros if the pack is after the end of its row. */
 template <class Reader>
 __device__ inline typename Reader::Raw load_or_zero(const Reader &x, int row, int col)
 {
@@ -114,14 +115,15 @@ static inline void with_dense_reader(Tensor t, F f)
     });
 }
 
-/* The reader of a t in groups of 16. D: DType or Known<a DType>. */
+/* Returns the reader of a tensor t in groups of 16. D: DType or Known<a DType>. */
 template <class D>
 static inline GroupReader<D, Known<4>> group_reader(Tensor t, D dtype)
 {
     return { (const uint8_t *)t.data, (const uint8_t *)t.scale, dtype, {}, t.cols };
 }
 
-/* f(reader of t). Few instantiations: the format of codes is a run-time argument. */
+/* Calls f(reader of t). The format of codes is a run-time argument, so that there are few
+ * instantiations. */
 template <typename F>
 static inline void with_reader(Tensor t, F f)
 {

@@ -1,14 +1,14 @@
-/* Sums over all elements, in two kernels: up to SUM_BLOCKS partial sums, whose number and order
- * depend only on the length, then one block adds them. So the same values give the same bits on
- * every GPU.
+/* Sums over all elements, in two kernels. The first kernel computes up to SUM_BLOCKS partial sums,
+ * whose number and order depend only on the length. In the second kernel one block adds them. So
+ * the same values give the same bits on every GPU.
  *
- * Bytes per element: those of the element. A thread sums eight neighbours in F32, everything else
- * in F64. */
+ * The kernels read each element once. A thread sums eight neighbours in F32. All other sums are in
+ * F64. */
 #include "kernels/cuda/vector.cuh"
 
 enum { SUM_BLOCKS = 1024, SUM_THREADS = 256, PACKS = 4, COLUMNS = 32, GROUPS = 32 };
 
-/* partial[block] = sum of x, or of x^2, over the block's packs. */
+/* partial[block] = the sum of x, or of x^2 if SQUARE, over the block's packs. */
 template <bool ALIGNED, bool SQUARE, typename T>
 __global__ __launch_bounds__(SUM_THREADS) void partial_sums_kernel(double *partial, const T *x,
                                                                    size_t n)
@@ -39,7 +39,7 @@ __global__ __launch_bounds__(SUM_THREADS) void partial_sums_kernel(double *parti
         partial[blockIdx.x] = total;
 }
 
-/* *out += sum of partial. */
+/* *out += the sum of `partial`. */
 __global__ __launch_bounds__(SUM_BLOCKS) void final_sum_kernel(float *out, const double *partial,
                                                                int n)
 {
@@ -80,7 +80,8 @@ void backend_sum_squares(float *out, Tensor x)
 
 /* ---- the sum and the mean of tensors --------------------------------------------------------- */
 
-/* As average_kernel: 6 to 12 bytes of memory traffic per element, once in a step. */
+/* Adds element by element, as average_kernel. The sum takes 6 to 12 bytes of memory traffic per
+ * element, once in a step. */
 template <typename T, typename X>
 __global__ __launch_bounds__(SUM_THREADS) void add_kernel(T *y, const X *x, size_t n)
 {
@@ -105,8 +106,8 @@ void backend_accumulate(Tensor y, Tensor x)
     LAUNCH_CHECK();
 }
 
-/* An element at a time: 10 or 12 bytes of memory traffic, in the order of the threads. Runs once in
- * many steps. */
+/* Averages element by element, in the order of the threads. The mean takes 10 or 12 bytes of memory
+ * traffic per element, once in many steps. */
 template <typename T>
 __global__ __launch_bounds__(SUM_THREADS) void average_kernel(float *mean, const T *w, size_t n,
                                                               float share)
@@ -136,8 +137,8 @@ void backend_average_weights(Tensor mean, Tensor w, float share)
 
 /* ---- columns --------------------------------------------------------------------------------- */
 
-/* One block per COLUMNS columns: thread (c, g) adds rows g, g + GROUPS, ... of its column, then the
- * groups are added in their order. */
+/* Each block has COLUMNS columns. Thread (c, g) adds rows g, g + GROUPS, ... of its column. Then
+ * the sums of the GROUPS threads of a column are added in their order. */
 __global__ __launch_bounds__(COLUMNS *GROUPS) void column_sums_kernel(AnyOut sum, bool empty,
                                                                       const float *partial,
                                                                       int rows, size_t stride,

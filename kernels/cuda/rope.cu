@@ -1,22 +1,23 @@
 /* From projection to attention: clamp, QK-norm, rotation. One block per token.
  *
  * A head is `chunks` pairs of packs: elements 8c .. 8c+7 of its first half and of its second half,
- * which the rotation combines. A thread has one c, hence one set of cosines and sines, and several
- * heads; neighbouring threads have neighbouring c. Without QK-norm heads are independent. With it
- * the block holds all heads of q and k of its token, so that x is read once. Forward also copies v
- * while it waits for sums; backward has a separate launch for v.
+ * which the rotation combines. A thread has one c, and therefore one set of cosines and sines, and
+ * several heads. Neighbouring threads have neighbouring c. Without QK-norm the heads are
+ * independent. With QK-norm the block holds all heads of q and k of its token, so that x is read
+ * once. Forward also copies v while it waits for sums. Backward has a separate launch for v.
  *
- * Bytes per element in BF16: 4 (x, y), only for q and k if y is x and nothing is clamped; backward
- * 4, or 6 if a norm or a clamp needs x. The tables of angles and the weights are read from L1 and
- * L2. Norms of single heads: rope_heads.cu. Sums are F32 trees; dqnorm and dknorm: partial sums per
- * block, then their sum in the order of the blocks (reduce.cu). */
+ * Bytes per element in BF16: forward takes 4 (x, y). If y is x and nothing is clamped, forward
+ * reads and writes only q and k. Backward takes 4, or 6 if a norm or a clamp needs x. The tables of
+ * angles and the weights are read from L1 and L2. rope_heads.cu has the norms of single heads. Sums
+ * are F32 trees. dqnorm and dknorm are partial sums per block, which are then added in the order of
+ * the blocks (reduce.cu). */
 #include "kernels/cuda/lora.cuh"
 #include "kernels/cuda/operations_fp8.h"
 #include "kernels/cuda/rope.cuh"
 
 enum { EACH = 4, EACH_BACKWARD = 2, MAX_THREADS = 512, BLOCKS_PER_SM = 2 };
 
-/* Weights of the norm at column `at` of a head of q or k. */
+/* Loads the weights of the norm at column `at` of a head of q or k. */
 template <bool ALIGNED>
 __device__ static inline void load_weight(float (&w)[8], const Heads &a, AnyIn qw, AnyIn kw,
                                           int head, int at, int left)
@@ -29,9 +30,9 @@ __device__ static inline void load_weight(float (&w)[8], const Heads &a, AnyIn q
 
 /* ---- without norm ---------------------------------------------------------------------------- */
 
-/* Forward (sign 1): y = rope(clamp(x)). Backward (sign -1): y from the gradient x; if LIMITED, 0
- * where |limited| > clip, with as many loads in flight from half the heads. Heads of v are not
- * rotated. */
+/* Forward (sign 1): y = rope(clamp(x)). Backward (sign -1): computes y from the gradient x. If
+ * LIMITED, y is 0 where |limited| > clip; then a thread has half as many heads, so that the number
+ * of loads in flight stays the same. Heads of v are not rotated. */
 template <bool ALIGNED, bool LIMITED, typename T, typename TL>
 __global__ __launch_bounds__(MAX_THREADS) void rotate_kernel(AnyOut y, const T *x,
                                                              const TL *limited, float sign, Heads a)
@@ -81,8 +82,8 @@ __global__ __launch_bounds__(MAX_THREADS) void rotate_kernel(AnyOut y, const T *
 
 /* ---- with norm: H + K <= EACH * a.parallel, so that a block holds q and k -------------------- */
 
-/* `passing` elements of v are copied: K D, or 0 if they stay in place. Since v is no larger than q,
- * EACH packs per thread are enough. */
+/* `passing` is the number of elements of v to copy: K D, or 0 if v stays in place. v is no larger
+ * than q, so EACH packs per thread are enough. */
 template <bool ALIGNED, bool CLIPS, typename T, typename TW>
 __global__ __launch_bounds__(MAX_THREADS) void norm_rotate_kernel(AnyOut y, float2 *stats,
                                                                   const T *x, const TW *q_weight,
@@ -157,7 +158,7 @@ __global__ __launch_bounds__(MAX_THREADS) void norm_rotate_kernel(AnyOut y, floa
     }
 }
 
-/* to: (H + K, D) */
+/* to: (H + K, D), this block's sums. */
 template <bool ALIGNED>
 __device__ static inline void store_sums(float *to, const float (&u)[EACH_BACKWARD][8],
                                          const float (&v)[EACH_BACKWARD][8], const Heads &a,
@@ -174,12 +175,12 @@ __device__ static inline void store_sums(float *to, const float (&u)[EACH_BACKWA
     }
 }
 
-/* From d, which is dy rotated back, the gradient of the norm's input: r (g - h mean_gh) with g = d
- * w, h = clamp(x) r; 0 where x was clamped. partial: (gridDim.x, (H + K) D) sums of d h over the
- * block's tokens. NOTE: these sums take 32 registers per thread. So there are fewer heads per
- * thread than in forward, only packs are held during the reduction, the block's next token is
- * prefetched to L2, not to registers, and the format of the weights is a template parameter: else
- * registers spill. */
+/* d is dy rotated back. The gradient of the norm's input is r (g - h mean_gh), where g = d w and
+ * h = clamp(x) r; the gradient is 0 where x was clamped. partial: (gridDim.x, (H + K) D), the sums
+ * of d h over each block's tokens. NOTE: these sums take 32 registers per thread. So that registers
+ * do not spill, a thread has fewer heads than in forward, only packs are held during the reduction,
+ * the block's next token is prefetched to L2, not to registers, and the format of the weights is a
+ * template parameter. */
 template <bool ALIGNED, bool CLIPS, typename TW, typename TDY, typename TX>
 __global__ __launch_bounds__(MAX_THREADS) void norm_rotate_backward_kernel(
     AnyOut dx, float *partial, const TDY *dy, const TX *x, const float2 *stats, const TW *q_weight,
@@ -234,13 +235,13 @@ __global__ __launch_bounds__(MAX_THREADS) void norm_rotate_backward_kernel(
         block_sums(sums, shared);
         keep_packed(du), keep_packed(dv);
         keep_packed(xu), keep_packed(xv);
-        t = load_angles<ALIGNED>(a, n, p); /* reloaded, to save 16 registers */
+        t = load_angles<ALIGNED>(a, n, p); /* loaded again, to save 16 registers */
 #pragma unroll
         for (int j = 0; j < EACH_BACKWARD; j++) {
             const int head = p.head + j * a.parallel;
             if (head >= a.count)
                 break;
-            float u[8], v[8]; /* weights, then results */
+            float u[8], v[8]; /* first the weights, then the results */
             const float r = head < a.H ? rstd.x : rstd.y;
             const float r_mean_gh =
                 r * (head < a.H ? sums[0] * a.q_inverse : sums[1] * a.k_inverse);
@@ -264,7 +265,7 @@ __global__ __launch_bounds__(MAX_THREADS) void norm_rotate_backward_kernel(
 
 /* ---- entry ----------------------------------------------------------------------------------- */
 
-/* As check_rope, for tensors without FP8. */
+/* As check_rope, for tensors that are not in FP8. */
 static bool check_dense_rope(const char *op, Tensor qkv, Tensor qnorm, Tensor knorm,
                              const void *stats, Attention a)
 {
@@ -279,7 +280,8 @@ static bool check_dense_rope(const char *op, Tensor qkv, Tensor qnorm, Tensor kn
     return by_head;
 }
 
-/* Heads from .. count-1, `each` per thread at a time. at_once: all in one iteration. */
+/* Describes heads from .. count-1, of which a thread processes `each` at a time. at_once: all heads
+ * must fit into one iteration. */
 static Heads heads_of(const char *op, Attention a, int from, int count, int each, bool at_once)
 {
     Heads h = {};
@@ -304,7 +306,7 @@ static int threads_of(Heads h)
     return block_threads(h.parallel * h.chunks, 1, MAX_THREADS);
 }
 
-/* Heads from .. count-1 without a norm. limited.data may be NULL. */
+/* Rotates heads from .. count-1, without a norm. limited.data may be NULL. */
 static void rotate_heads(const char *op, Tensor y, Tensor x, Tensor limited, float sign,
                          Attention a, int from, int count)
 {
@@ -328,7 +330,7 @@ static void rotate_heads(const char *op, Tensor y, Tensor x, Tensor limited, flo
 static void rotate_values(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm,
                           Attention a);
 
-/* With a clip or norms, the FP8 x is converted to y, which is then changed in place. */
+/* If there is a clip or a norm, the FP8 x is converted to y, and then y is changed in place. */
 static void forward_from_fp8(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm,
                              Attention a)
 {
@@ -340,7 +342,7 @@ static void forward_from_fp8(Tensor y, float *stats, Tensor x, Tensor qnorm, Ten
     rotate_values(y, stats, y, qnorm, knorm, a);
 }
 
-/* y from x, without rounding x. */
+/* Computes y from x. Intermediate values stay in F32. */
 static void rotate_values(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, Attention a)
 {
     if (format_is_fp8(x.format)) {
@@ -420,8 +422,8 @@ static void backward_with_norm(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor d
         add_column_sums(dknorm, partial + q_width, blocks, width);
 }
 
-/* With a clip or norms, x is converted in scratch memory, and dy is changed in place before it is
- * converted to dx. */
+/* If there is a clip or a norm, x is converted in scratch memory, and dy is changed in place before
+ * it is converted to dx. */
 static void backward_with_fp8(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x,
                               const float *stats, Tensor qnorm, Tensor knorm, Attention a)
 {

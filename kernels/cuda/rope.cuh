@@ -1,20 +1,20 @@
-/* Shared by the kernels of rope.cu and rope_heads.cu: the heads of a token, a thread's part of
- * them, the rotation and the clamp. */
+/* Definitions that the kernels of rope.cu and rope_heads.cu share: the heads of a token, a thread's
+ * elements of these heads, the rotation and the clamp. */
 #pragma once
 #include "kernels/cuda/vector.cuh"
 
 /* Arguments of the kernels. */
 struct Heads {
     int H, K, D, T, S; /* S = (H + 2K) D */
-    int from, count;   /* heads to visit: from .. count-1; those from H + K on are v's */
-    int chunks;        /* packs of half a head */
-    int parallel;      /* heads at a time in the block */
-    float clip;        /* INFINITY: none */
-    float eps, q_inverse, k_inverse; /* 1 / width of the norms of q and k */
+    int from, count;   /* heads to visit: from .. count-1; heads from H + K on belong to v */
+    int chunks;        /* number of packs of half a head */
+    int parallel;      /* number of heads that the block processes at a time */
+    float clip;        /* INFINITY: no clamp */
+    float eps, q_inverse, k_inverse; /* q_inverse, k_inverse: 1 / width of the norm */
     const float *rope;
 };
 
-/* A thread's part: its columns in a half, and its first head. */
+/* A thread's elements: its columns in half a head, and its first head. */
 template <bool ALIGNED>
 struct ThreadPart {
     int first, left, head;
@@ -22,7 +22,7 @@ struct ThreadPart {
         : first(8 * (threadIdx.x % a.chunks)), left(ALIGNED ? 8 : a.D / 2 - first),
           head(a.from + threadIdx.x / a.chunks)
     {
-        if (head >= a.from + a.parallel) /* surplus threads of the last warp */
+        if (head >= a.from + a.parallel) /* the last warp has surplus threads */
             head = a.count;
     }
 };
@@ -50,13 +50,13 @@ __device__ static inline Angles load_angles(const Heads &a, int n, const ThreadP
 __device__ static inline float clamp(float x, float limit)
 {
     float y;
-    /* fmaxf would replace NaN */
+    /* unlike fmaxf, these instructions keep NaN */
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(-limit));
     asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(y), "f"(limit));
     return y;
 }
 
-/* Rotates a pair of elements: forward; backward with -sine. */
+/* Rotates a pair of elements. Backward passes -sine. */
 __device__ static inline void rotate(float &u, float &v, float cosine, float sine)
 {
     const float old = u;
@@ -77,8 +77,9 @@ static bool halves_aligned(Attention a, Tensor x, Tensor y, Tensor z, Tensor qno
            is_aligned(qnorm, half) && is_aligned(knorm, half) && (uintptr_t)a.rope % 16 == 0;
 }
 
-/* rope_heads.cu: rope_forward and rope_backward with QK-norm head by head; same arguments, checked,
- * no FP8. values: whether v is written to y too. dx: only q and k. */
+/* rope_heads.cu: rope_forward and rope_backward with QK-norm head by head. Arguments have the same
+ * meaning; they are checked and not in FP8. values: v is written to y too. Backward writes only q
+ * and k of dx. */
 void rope_forward_by_head(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor knorm, Attention a,
                           bool values);
 void rope_backward_by_head(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x,

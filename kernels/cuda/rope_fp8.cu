@@ -1,21 +1,22 @@
 /* The rotation with FP8: q, k, v saved in FP8 groups, and the gradient of the projection as a GEMM
  * operand.
  *
- * Forward reads 1.06 bytes and writes 2 per element. Backward rotates in both passes of group
- * scaling: it reads 2 bytes twice, or once if the scale is reused, and writes 2. */
+ * Per element, forward reads 1.06 bytes and writes 2. Backward rotates in both passes of group
+ * scaling. Backward reads 2 bytes twice, or once if the scale is reused, and writes 2. */
 #include "kernels/cuda/operations_fp8.h"
 #include "kernels/cuda/tiles.cuh"
 
-/* Two packs of a row of [q|k|v], half a head apart, rotated by sign * angle; v is not rotated. The
- * source's columns are the first halves of the heads, one after the other. WIDTH: D if it is 64 or
- * 128, to avoid integer divisions; 0: any. D is a multiple of 16, so halves are whole packs. */
+/* Computes two packs of a row of [q|k|v] that are half a head apart, rotated by sign * angle. v is
+ * not rotated. The columns of this source are the first halves of the heads, one after the other.
+ * WIDTH is D if D is 64 or 128, to avoid integer divisions, else 0. D is a multiple of 16, so half
+ * a head consists of whole packs. */
 template <class Reader, int WIDTH>
 struct RotatedSource : SimpleSource {
     enum { OUTPUTS = 2, MEASURED = 2 };
     Reader x;
     const float *rope; /* (T, D/2, 2) */
     float sign;
-    int T, half_width, rotated; /* D/2; columns of the source that belong to q and k */
+    int T, half_width, rotated; /* half_width: D/2; rotated: the source's columns of q and k */
     struct Raw {
         typename Reader::Raw a, b;
     };
@@ -51,7 +52,7 @@ struct RotatedSource : SimpleSource {
     }
 };
 
-/* f(source), with common widths of heads as template parameters. */
+/* Calls f(source). Common widths of heads are template parameters. */
 template <class Reader, typename F>
 static void with_rotation(Reader x, float sign, Attention a, F f)
 {
@@ -66,7 +67,7 @@ static void with_rotation(Reader x, float sign, Attention a, F f)
         f(RotatedSource<Reader, 0>{ {}, x, a.rope, sign, a.T, half, rotated });
 }
 
-/* One row per block. */
+/* Each block computes one row. */
 template <class Source>
 __global__ __launch_bounds__(512) void rotate_rows_kernel(bf16 *y, Source source, int cols)
 {

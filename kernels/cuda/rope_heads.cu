@@ -1,19 +1,19 @@
 /* From projection to attention with a QK-norm per head, as in Qwen3.
  *
- * The packs of a head are those of rope.cu. A team is a power of two of neighbouring threads in one
- * warp, which have the packs of a head, so that its sum is a few shuffles and no thread waits for
- * another warp. All heads of a team are of q, of k or of v: one set of weights, one set of sums for
- * their gradient. Forward: one block per token, in which the teams of v copy. Backward: each block
- * takes every gridDim.x-th token.
+ * The packs of a head are defined as in rope.cu. A team is a group of neighbouring threads in one
+ * warp that have the packs of a head; its size is a power of two. So the sum of a head takes a few
+ * shuffles, and no thread waits for another warp. All heads of a team belong to q, to k or to v. So
+ * a team needs one set of weights, and one set of sums for their gradient. Forward has one block
+ * per token, in which the teams of v copy. In backward each block takes every gridDim.x-th token.
  *
  * Bytes per element in BF16: forward 4 (x, y), backward 6 (dy, x, dx). Statistics: 4 bytes per
- * head. The tables of angles and the weights are read from L1 and L2. Sums are F32 trees. dqnorm,
- * dknorm are added in a fixed order: heads and tokens of a thread, teams of a block, then blocks
- * (reduce.cu). */
+ * head. The tables of angles and the weights are read from L1 and L2. Sums are F32 trees. dqnorm
+ * and dknorm are added in a fixed order: heads and tokens of a thread, then teams of a block, then
+ * blocks (reduce.cu). */
 #include "kernels/cuda/rope.cuh"
 
-/* Heads per team, and the most threads per block. In backward RESIDENT threads fit on an SM: two
- * blocks or more. */
+/* EACH: heads per team. MAX_THREADS: maximum number of threads per block. In backward RESIDENT
+ * threads fit on an SM, in two blocks or more. */
 enum {
     EACH = 4,
     MAX_THREADS = 512,
@@ -21,14 +21,15 @@ enum {
     RESIDENT = 2 * MAX_THREADS_BACKWARD
 };
 
-/* Teams of q, k and v, in this order in the block, `parallel` in all, of `chunks` threads each.
- * Heads that do not fit into one block are in blocks with the same x and higher y. */
+/* The teams of a block: those of q, of k and of v, in this order, `parallel` teams in all, with
+ * `chunks` threads each. If the heads of a token do not fit into one block, further blocks with the
+ * same x and higher y have the remaining heads. */
 struct Teams : Heads {
     int q, k, v;
 };
 
-/* The work of a thread: its columns of the heads head, head + step, ... below `end`. Threads that
- * have no columns have left = 0. */
+/* The elements of a thread: its columns of the heads head, head + step, ... below `end`. A thread
+ * that has no columns has left = 0. */
 template <bool ALIGNED>
 struct TeamPart : ThreadPart<ALIGNED> {
     int step, end;
@@ -49,7 +50,7 @@ struct TeamPart : ThreadPart<ALIGNED> {
     }
 };
 
-/* Sums over a team's threads; all threads of a warp must call it. */
+/* Sums over the threads of a team. All threads of a warp must call this function. */
 template <int K>
 __device__ static inline void team_sums(float (&x)[K], int threads)
 {
@@ -59,7 +60,7 @@ __device__ static inline void team_sums(float (&x)[K], int threads)
             x[j] += __shfl_xor_sync(0xffffffffu, x[j], o);
 }
 
-/* gridDim: (tokens, blocks for the heads of a token) */
+/* gridDim: (tokens, number of blocks for the heads of a token) */
 template <bool ALIGNED, bool CLIPS, typename T, typename TW>
 __global__ __launch_bounds__(MAX_THREADS) void norm_heads_kernel(AnyOut y, float *stats, const T *x,
                                                                  const TW *q_weight,
@@ -115,8 +116,8 @@ __global__ __launch_bounds__(MAX_THREADS) void norm_heads_kernel(AnyOut y, float
     }
 }
 
-/* The block's sums of each column over the teams of q, and over those of k. to: (2, D); shared:
- * (parallel, D) */
+/* Computes the block's sums of each column, over the teams of q and over the teams of k. to: (2,
+ * D); shared: (parallel, D). */
 template <bool ALIGNED>
 __device__ static inline void add_teams(float *to, float *shared, const float (&u)[8],
                                         const float (&v)[8], const Teams &a,
@@ -148,11 +149,12 @@ __device__ static inline void prefetch_token(const TDY *dy, const TX *x, const T
     prefetch(a.rope + (size_t)(n % a.T) * a.D, a.D * sizeof *a.rope);
 }
 
-/* As norm_rotate_backward_kernel of rope.cu; a team has one head. gridDim: (blocks that share the
- * tokens, blocks for the heads of a token). partial: for each block (2, D) sums of d h over its
- * tokens and its heads of q and of k; shared: parallel D floats. NOTE: with two heads per thread
- * the compiler, short of registers, loads the second after it has summed the first. With one, all
- * loads of a token are issued together, and twenty warps instead of fifteen fit on an SM. */
+/* As norm_rotate_backward_kernel of rope.cu, but a team has one head. gridDim: (blocks that share
+ * the tokens, blocks for the heads of a token). partial: for each block (2, D), the sums of d h
+ * over its tokens and its heads of q, and of k. shared: parallel D floats. NOTE: with two heads per
+ * thread the compiler runs short of registers, and loads the second head after it has summed the
+ * first. With one head, all loads of a token start together, and twenty warps instead of fifteen
+ * fit on an SM. */
 template <bool ALIGNED, bool CLIPS, typename TW, typename TDY, typename TX>
 __global__ __launch_bounds__(
     MAX_THREADS_BACKWARD,
@@ -213,7 +215,8 @@ __global__ __launch_bounds__(
 
 /* ---- entry ----------------------------------------------------------------------------------- */
 
-/* Teams of up to `each` heads, in as few blocks of up to `most` threads as possible. */
+/* Divides the heads among teams of up to `each` heads, in as few blocks of up to `most` threads as
+ * possible. */
 static Teams teams_of(const char *op, Attention a, bool values, int each, int most, int *blocks)
 {
     Teams s = {};

@@ -1,27 +1,30 @@
-/* The rotation in one pass with the steps before it: an adapter's product is added to the output of
- * the base's GEMM, and q, k and v are saved in FP8 groups. Without norms.
+/* The rotation in one pass with the steps before it: adding an adapter's product to the output of
+ * the base's GEMM, and saving q, k and v in FP8 groups. There are no norms.
  *
- * A warp's strips are one of the first half of a head and the same of its second half. Bytes per
- * element: 2 read, 2 written, 1.06 for FP8 groups; the tables of angles are read from L1 and L2. */
+ * A warp's two strips have the same columns of the first half and of the second half of a head.
+ * Bytes per element: 2 read, 2 written, 1.06 for FP8 groups. The tables of angles are read from L1
+ * and L2. */
 #include "kernels/cuda/added.cuh"
 #include "kernels/cuda/rope.cuh"
 
 struct RopeShape {
     const float *rope; /* (T, D/2, 2) */
     int N, T, S, D;
-    int heads, rotated; /* heads of q, k and v; of q and k */
-    int strips;         /* of half a head */
-    float clip;         /* INFINITY: none */
+    int heads, rotated; /* heads: number for q, k and v; rotated: number for q and k */
+    int strips;         /* number of strips of half a head */
+    float clip;         /* INFINITY: no clamp */
 };
 
-/* First column of strip h of pair number `pair` in a row; -1: after the row. */
+/* Returns the first column of strip h of pair number `pair` in a row; -1: the pair is after the
+ * row. */
 __device__ static inline int pair_column(const RopeShape &a, int pair, int h)
 {
     const int head = pair / a.strips;
     return head < a.heads ? head * a.D + h * (a.D / 2) + pair % a.strips * STRIP : -1;
 }
 
-/* The projection of B with this column; projections are whole heads. None: width 0, xa -1. */
+/* Returns the projection of B that contains this column; projections are whole heads. If there is
+ * no such projection, its width is 0 and its xa is -1. */
 __device__ static inline LoraProjection projection_at(const LoraProjections &projections,
                                                       int column)
 {
@@ -34,7 +37,7 @@ __device__ static inline LoraProjection projection_at(const LoraProjections &pro
     return found;
 }
 
-/* Clamps, and rotates if `rotates`; angles: eight cosines and sines. */
+/* Clamps u and v, and rotates them if `rotates`. angles: eight cosines and sines. */
 __device__ static inline void rotate_packs(float (&u)[8], float (&v)[8], const float4 *angles,
                                            bool rotates, float clip)
 {
@@ -50,8 +53,8 @@ __device__ static inline void rotate_packs(float (&u)[8], float (&v)[8], const f
         }
 }
 
-/* EXACT: y is computed from the sums, not from saved values. x and y may be the same memory, and so
- * may a BF16 saved. */
+/* EXACT: y is computed from the sums, not from saved values. x and y may be the same memory. A BF16
+ * `saved` may also be this memory. */
 template <Save SAVE, bool EXACT>
 __global__ __launch_bounds__(ADDED_THREADS, 3) void rope_added_kernel(bf16 *y, SaveOut saved,
                                                                       const bf16 *x, Product p,
@@ -98,7 +101,7 @@ static void launch(Tensor y, SaveOut saved, Tensor x, const Product &p, const Ro
                  (bf16 *)y.data, saved, (const bf16 *)x.data, p, a);
 }
 
-/* False: not supported. Without a product, *p has no steps. */
+/* Returns false if the case is not supported. Without a product, *p has no steps. */
 static bool prepare(Product *p, Tensor x, LoraProduct product, Attention a)
 {
     *p = { NULL, NULL, {}, { STRIP_WARPS, 0 }, false, false };

@@ -1,8 +1,9 @@
-/* Rows of images: GELU between the two layers of the projector, and rows moved between the stream
- * and a list of places.
+/* Rows of images: GELU between the two layers of the projector, and copies of rows between the
+ * residual stream and a list of rows.
  *
- * Bytes per element in BF16: gelu forward 4, backward 6; place_rows 4, take_rows 6, which also
- * writes zeros. A thread reads an element before it writes the same index, so dx may be dy. */
+ * Bytes per element in BF16: gelu_forward takes 4, gelu_backward 6, place_rows 4, and take_rows,
+ * which also writes zeros, 6. A thread reads element i of its inputs before it writes element i of
+ * its output, so dx may be dy. */
 #include "kernels/cuda/vector.cuh"
 
 enum { THREADS = 256, MAX_THREADS = 128 };
@@ -75,9 +76,10 @@ void backend_gelu_backward(Tensor dx, Tensor dy, Tensor x)
     LAUNCH_CHECK();
 }
 
-/* ---- places ---------------------------------------------------------------------------------- */
+/* ---- copies of rows
+ * ---------------------------------------------------------------------------- */
 
-/* A block per row of x. */
+/* Each block copies one row of x. */
 template <typename T>
 __global__ __launch_bounds__(MAX_THREADS) void place_rows_kernel(AnyOut y, const int *at,
                                                                  const T *x, int C)

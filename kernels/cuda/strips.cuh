@@ -1,11 +1,11 @@
-/* xa wT in registers, for lora_widen and for operations that add an adapter's product to their
- * input.
+/* Computes xa wT in registers, for lora_widen and for operations that add an adapter's product to
+ * their input.
  *
  * A row's columns are divided into strips of 32. A block holds w for its columns in shared memory,
- * in the layout of tensor-core operands, and loops over tokens; a warp has two strips, neighbouring
- * or not, of 16 M tokens at a time. The order of columns in a product gives a thread eight
- * neighbours of a row: lane 4 g + t has columns 8 t .. 8 t + 7 of both strips, for tokens g, g + 8,
- * ... */
+ * in the layout of tensor-core operands, and loops over tokens. A warp has two strips, neighbouring
+ * or not, of 16 M tokens at a time. The columns of a product have an order that gives a thread
+ * eight neighbours of a row: lane 4 g + t has columns 8 t .. 8 t + 7 of both strips, for tokens g,
+ * g + 8, ... */
 #pragma once
 #include "kernels/cuda/lora.cuh"
 #include "kernels/cuda/tiles.cuh"
@@ -15,12 +15,12 @@ constexpr int STRIP_BYTES = 96 * 1024; /* bytes of shared memory that all GPUs h
 
 /* The layout of w in shared memory. */
 struct Layout {
-    int column_warps; /* warps with different columns; the remaining warps have other tokens */
-    int steps;        /* products over 16 of the rank */
+    int column_warps; /* number of warps with different columns; other warps have other tokens */
+    int steps;        /* number of products over 16 ranks each */
 };
 
-/* Arguments of kernels. aligned: rows of xa, and of w if ranks are contiguous, can be loaded four
- * elements at a time. */
+/* Arguments of kernels. If xa_aligned, rows of xa can be loaded four elements at a time. If
+ * w_aligned, ranks are contiguous in w, and w can be loaded four elements at a time. */
 struct Product {
     const bf16 *xa, *w;
     LoraProjections projections;
@@ -28,26 +28,27 @@ struct Product {
     bool xa_aligned, w_aligned;
 };
 
-/* Index in w of a strip's first column, and columns of the projection from it on; <= 0: none. */
+/* at: index in w of a strip's first column; left: columns of the projection from this column on; <=
+ * 0: no columns. */
 struct Strip {
     size_t at;
     int left;
 };
 
-/* The strip from this column of a projection on. */
+/* Returns the strip that begins at this column of a projection. */
 __device__ inline Strip strip_of(const LoraProjections &projections,
                                  const LoraProjection &projection, int column)
 {
     return { projection.at + column * projections.by_column, projection.width - column };
 }
 
-/* Bytes of shared memory, with `each` further bytes per warp of columns. */
+/* Returns the bytes of shared memory of a block, with `each` further bytes per warp of columns. */
 static inline int strip_bytes(Layout l, int each)
 {
     return l.column_warps * (l.steps * 4 * 32 * (int)sizeof(uint4) + each);
 }
 
-/* False: formats not supported, or shared memory too small for the rank. */
+/* Returns false if the formats are not supported, or shared memory is too small for the rank. */
 static inline bool choose_product(Product *p, Tensor xa, Tensor w, LoraProjections projections,
                                   int each)
 {
@@ -64,7 +65,7 @@ static inline bool choose_product(Product *p, Tensor xa, Tensor w, LoraProjectio
     return xa.format.dtype == BF16 && w.format.dtype == BF16 && strip_bytes(l, each) <= STRIP_BYTES;
 }
 
-/* Elements j .. j + 3 of a row of `width`; 0 after its end. */
+/* Loads elements j .. j + 3 of a row of `width` elements. Elements after its end become 0. */
 __device__ inline uint2 load_four(const bf16 *row, int j, int width, bool aligned)
 {
     if (aligned && j + 4 <= width)
@@ -76,9 +77,10 @@ __device__ inline uint2 load_four(const bf16 *row, int j, int width, bool aligne
     return make_uint2(bits[0] | bits[1] << 16, bits[2] | bits[3] << 16);
 }
 
-/* Pack [warp][step][pair of eights of columns][lane 4 g + t]: ranks 16 step + 4 t .. + 3 of a
- * column of both eights. Column g of eight q is column 8 (g/2) + 2 q + g % 2 of a strip, with q <
- * 4. 0 after the projection's columns and after the rank. strip(i): the block's i-th, that of warp
+/* Stores w in shared memory. Packs are indexed [warp][step][pair of groups of eight columns][lane 4
+ * g + t]. A pack holds ranks 16 step + 4 t to 16 step + 4 t + 3 of column g of both groups. Column
+ * g of group q (q < 4) is column 8 (g/2) + 2 q + g % 2 of a strip. Elements after the projection's
+ * last column or after the last rank are 0. strip(i): the block's i-th strip, which belongs to warp
  * i/2. */
 template <class F>
 __device__ inline void hold_matrix(uint4 *packs, const Product &p, F strip)
@@ -110,9 +112,9 @@ __device__ inline void hold_matrix(uint4 *packs, const Product &p, F strip)
     }
 }
 
-/* Adds the product to sum [16 tokens][strip, eight q of it][k], where k is column 2 q + k % 2 of
- * the thread's token 8 (k / 2). matrix: the warp's packs, from the lane's on; first: token of m =
- * 0; xa[h]: first column of strip h in xa, < 0: none. */
+/* Adds the product to sum [16 tokens][strip, group q of eight columns][k]. Index k stands for
+ * column 2 q + k % 2 of the thread's token 8 (k / 2). matrix: the warp's packs, from the lane's
+ * first pack on. first: token of m = 0. xa[h]: first column of strip h in xa; < 0: no product. */
 template <int M>
 __device__ inline void add_product(float (&sum)[M][8][4], const uint4 *matrix, const Product &p,
                                    const int (&xa)[2], int first, int end)
@@ -143,7 +145,8 @@ __device__ inline void add_product(float (&sum)[M][8][4], const uint4 *matrix, c
         }
 }
 
-/* The element of sum for column k of the thread's eight in strip h, for its token 8 i. */
+/* Returns the element of sum for column k of the thread's eight columns in strip h, for its token 8
+ * i. */
 template <int M>
 __device__ inline float &strip_element(float (&sum)[M][8][4], int i, int h, int k)
 {

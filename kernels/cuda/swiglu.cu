@@ -1,8 +1,10 @@
-/* silu(gate) * up. One block per row, PACKS packs of gate and of up per thread in flight.
+/* Forward and backward of silu(gate) * up. Each block has one row, and each thread has PACKS packs
+ * of gate and of up in flight.
  *
- * Bytes per element of act in BF16: forward 6 (gate, up, act), +4 if gate_up is not the memory of
- * wide; backward 10 (gate, up, dact, dgate, dup), 12 with act. A thread reads an element before it
- * writes the same index, so outputs may be the memory of inputs. */
+ * Bytes per element of act in BF16: forward takes 6 (gate, up, act), and 4 more if gate_up is not
+ * the memory of wide. Backward takes 10 (gate, up, dact, dgate, dup), or 12 with act. A thread
+ * reads element i of its inputs before it writes element i of its outputs, so outputs may be the
+ * memory of inputs. */
 #include "kernels/cuda/lora.cuh"
 #include "kernels/cuda/operations_fp8.h"
 #include "kernels/cuda/vector.cuh"

@@ -2,14 +2,14 @@
 #pragma once
 #include "kernels/cuda/vector.cuh"
 
-/* QUICK: for results that become FP8. */
+/* QUICK is for results that become FP8. */
 template <bool QUICK>
 __device__ static inline float sigmoid_for(float x)
 {
     return QUICK ? quick_sigmoid(x) : sigmoid(x);
 }
 
-/* d is the gradient of act. Replaces gate and up by their gradients; computes act too. */
+/* d is the gradient of act. Replaces gate and up by their gradients, and computes act. */
 template <bool QUICK, int N>
 __device__ static inline void swiglu_gradients(float (&gate)[N], float (&up)[N], float (&act)[N],
                                                const float (&d)[N])

@@ -1,13 +1,14 @@
 /* SwiGLU that reads or writes FP8.
  *
- * Forward in COAT: a pass over rows stores gate and up in FP8 groups and finds the maximum of act,
- * computed from the stored values; a pass over tiles writes act and its transpose. Bytes per
- * element of act: 4 + 2.12, then 2.12 + 2. If act's range is reused and it has no transpose, the
- * pass over rows writes it: 4 + 2.12 + 1. If act has factors of columns, the pass over tiles always
- * does, and unless its scale is reused, a pass before it finds the maxima of columns: 2.12 or,
- * EXACT, 4 more. Backward: a pass for the maximum of the gradients, unless their scale is reused,
- * then one that writes both gradients, their transposes and, if requested, act: 4.12, then 4.12 + 4
- * (+ 2). act keeps its scale. */
+ * Forward in COAT takes two passes. A pass over rows stores gate and up in FP8 groups and finds the
+ * maximum of act, which is computed from the stored values. A pass over tiles writes act and its
+ * transpose. Bytes per element of act: 4 + 2.12 in the first pass, 2.12 + 2 in the second. If the
+ * scale of act is reused and act has no transpose, the pass over rows writes act, at 4 + 2.12 + 1
+ * bytes. If act has column factors, the pass over tiles always writes act. In this case, unless the
+ * scale of act is reused, another pass first finds the maxima of columns, at 2.12 bytes or, if
+ * EXACT, 4 bytes. Backward takes a pass for the maximum of the gradients, unless their scale is
+ * reused. The next pass writes both gradients, their transposes and, if requested, act. Bytes per
+ * element: 4.12 in the first pass, 4.12 + 4 (+ 2) in the second. act keeps its scale. */
 #include "kernels/cuda/channels.cuh"
 #include "kernels/cuda/lora.cuh"
 #include "kernels/cuda/operations_fp8.h"
@@ -16,7 +17,7 @@
 
 enum { ROW_PACKS = 2, ROW_THREADS = 128, ROW_BLOCKS = 10 };
 
-/* Values of act with factors of columns, or as they are. */
+/* Applies the column factors to act if FACTORS. */
 template <bool FACTORS>
 struct ActSource : SimpleSource {
     const float *channel;
@@ -59,7 +60,7 @@ struct SwigluSource : ActSource<FACTORS> {
     }
 };
 
-/* ACT: the third output is act. */
+/* ACT: there is a third output, act. */
 template <class Reader, class ReaderD, bool ACT, bool FACTORS>
 struct SwigluBackwardSource : ActSource<FACTORS> {
     enum { OUTPUTS = ACT ? 3 : 2, MEASURED = 2 };
@@ -92,9 +93,9 @@ struct SwigluBackwardSource : ActSource<FACTORS> {
     }
 };
 
-/* Stores gate and up in FP8 groups; raises amax to the largest act, computed from stored values or,
- * if EXACT, from loaded ones. CODES: writes act too. A thread has ROW_PACKS packs of gate and of
- * up. ALL_E4M3: all codes are E4M3, at compile time. */
+/* Stores gate and up in FP8 groups. Raises *amax to max|act|, computed from stored values or, if
+ * EXACT, from loaded values. CODES: also writes act. A thread has ROW_PACKS packs of gate and of
+ * up. ALL_E4M3: all codes are E4M3, which is known at compile time. */
 template <bool EXACT, bool CODES, bool ALL_E4M3, typename T>
 __global__ __launch_bounds__(ROW_THREADS,
                              ROW_BLOCKS) void swiglu_save_kernel(float *amax, TileOut act,
@@ -122,7 +123,7 @@ __global__ __launch_bounds__(ROW_THREADS,
         for (int j = 0; j < ROW_PACKS; j++) {
             const int step = 8 * j * ROW_THREADS;
             float gate[8], up[8], y[8];
-            /* the whole warp, since store_group shuffles */
+            /* the whole warp breaks, because store_group shuffles */
             if (first - 8 * lane + step >= F)
                 break;
 #pragma unroll
@@ -146,7 +147,7 @@ __global__ __launch_bounds__(ROW_THREADS,
 template <bool EXACT, typename T>
 static void save(bool codes, AmaxProbe probe, Tensor act, GroupOut saved, const T *wide)
 {
-    const int N = act.rows, F = act.cols, most = 65535; /* the limit of a grid's y */
+    const int N = act.rows, F = act.cols, most = 65535; /* most: the limit of gridDim.y */
     const dim3 grid((unsigned)ceil_div(F, 8 * ROW_PACKS * ROW_THREADS), N < most ? N : most);
     const TileOut out = codes ? tile_out_in_range(act, probe) : TileOut{};
     with_bool(codes, [&](auto has_codes) {

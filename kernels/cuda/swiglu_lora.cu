@@ -1,12 +1,13 @@
-/* SwiGLU of the base's GEMM output plus an adapter's product, which is added on load: wide is read
- * once per pass, and written only if it is saved.
+/* SwiGLU of the base's GEMM output plus an adapter's product. The product is added on load. So wide
+ * is read once per pass, and written only if it is saved.
  *
- * A warp's strips are one of gate and the same of up. Bytes per element of act: 10 in BF16; with
- * saved FP8 groups and an FP8 act two passes, 4 + 2.12 and 4 + 1, or one, 4 + 3.12, if act's range
- * is reused. */
+ * A warp's two strips have the same columns of gate and of up. Bytes per element of act in BF16:
+ * 10. With gate_up saved in FP8 groups and an FP8 act there are two passes, 4 + 2.12 and 4 + 1, or
+ * one pass, 4 + 3.12, if the scale of act is reused. */
 #include "kernels/cuda/added.cuh"
 
-/* The projections of B for gate and up; none: width 0, xa -1. */
+/* The projections of B for gate and up. If a projection is missing, its width is 0 and its xa is
+ * -1. */
 struct Halves {
     LoraProjection of[2];
 };
@@ -55,7 +56,7 @@ __global__ __launch_bounds__(ADDED_THREADS, 3) void swiglu_added_kernel(Result a
 
 /* ---- launches -------------------------------------------------------------------------------- */
 
-/* False: not supported. */
+/* Returns false if the case is not supported. */
 static bool prepare(Product *p, Halves *halves, Tensor wide, LoraProduct product)
 {
     if (!product.xa.data || !has_rows(wide) || wide.format.dtype != BF16)

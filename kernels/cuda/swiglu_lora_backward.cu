@@ -1,20 +1,21 @@
-/* SwiGLU's backward from the gradient of the base's GEMM plus an adapter's product, which is added
- * on load.
+/* SwiGLU's backward from the gradient of the base's GEMM plus an adapter's product. The product is
+ * added on load.
  *
- * A warp has two neighbouring strips. Bytes per element of act: 10 in BF16; for an FP8 gradient from
- * FP8 groups two passes, 4.12 for its maximum and 4.12 + 2 to write it, or + 3 with act; only the
- * second if its scale is reused. */
+ * A warp has two neighbouring strips. Bytes per element of act in BF16: 10. For an FP8 gradient
+ * from FP8 groups there are two passes: the first takes 4.12 to find the maximum, the second takes
+ * 4.12 + 2 to write the gradient, or 4.12 + 3 with act. If the gradient's scale is reused, there is
+ * only the second pass. */
 #include "kernels/cuda/added.cuh"
 #include "kernels/cuda/swiglu.cuh"
 
-/* The recomputed act: BF16, or codes with their scale. Either may be NULL: not written. */
+/* The recomputed act: BF16 values in `data`, or FP8 codes. A NULL pointer is not written. */
 struct ActOut {
     bf16 *data;
     TileOut codes;
 };
 
-/* Saved values of a thread's tokens n and n + 8 in both strips; after the end those of the last row
- * and the last columns. */
+/* Saved values of a thread's tokens n and n + 8 in both strips. Beyond the last row or the last
+ * columns, they are those of the last row or the last columns. */
 template <class Reader>
 struct Saved {
     typename Reader::Raw gate[2][2], up[2][2];
@@ -88,8 +89,8 @@ static void launch(const Result &out, const ActOut &act, Tensor dact, Reader gat
                  out, act, (const bf16 *)dact.data, gate_up, p, N, F);
 }
 
-/* The scale, then the codes; or both in one pass if the scale is reused, and a second pass if it
- * was exceeded. */
+/* Finds the scale, then writes the codes. If the scale is reused, one pass does both, and a second
+ * pass follows, which works only if the range was exceeded. */
 template <class Reader>
 static void launch_fp8(Tensor dgate_up, Tensor act, Tensor dact, Reader gate_up, const Product &p)
 {
@@ -108,8 +109,8 @@ static void launch_fp8(Tensor dgate_up, Tensor act, Tensor dact, Reader gate_up,
     launch<TO_CODES>({ .codes = tile_out(dgate_up, amax) }, act_out, dact, gate_up, p);
 }
 
-/* Rows of FP8 without transposes, or all in BF16. The choice must not depend on whether act is
- * requested: recomputation must not change gradients. */
+/* Returns true for FP8 rows without transposes, and if all tensors are in BF16. The choice must not
+ * depend on whether act is requested, because recomputation must not change gradients. */
 static bool knows(Tensor dgate_up, Tensor act, Tensor dact, Tensor gate_up)
 {
     const bool fp8 = format_is_fp8(dgate_up.format) && dgate_up.data && !dgate_up.data_t;

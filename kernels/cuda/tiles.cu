@@ -1,4 +1,5 @@
-/* Group scaling: supported groups, and the running maxima, a ring of two halves. */
+/* Group scaling: the supported group sizes, and the running maxima, which are in a ring of two
+ * halves. */
 #include "kernels/cuda/tiles.cuh"
 
 enum { HALF = 512 };
@@ -8,9 +9,10 @@ bool knows_group(int group, bool moment)
     return group == (moment ? 128 : 16);
 }
 
-/* NOTE: a half is cleared when its first maximum is taken. A caller that takes two before it raises
- * the first may get the last of one half and the first of the other: if that cleared the whole
- * ring, the last would be raised after it, and not be 0 at its next use. */
+/* NOTE: a half of the ring is cleared when its first maximum is taken. A caller may take two maxima
+ * before it raises the first one: the last of one half and the first of the other half. If taking
+ * the second cleared the whole ring, the caller would raise the first after this, and it would not
+ * be 0 at its next use. */
 float *amax_new(void)
 {
     static int next;

@@ -1,27 +1,30 @@
-/* FP8 operands: values -> codes and transposed codes under one scale, in two passes over a source.
+/* Makes FP8 operands: codes and transposed codes with one scale, in two passes over a source of
+ * values.
  *
- * Group scaling [COAT sec. 4.2]: pass 1 finds max|v| (fused into the kernel that computes v, or
- * fp8_amax below); pass 2 computes the scale, recomputes the values and writes the codes. A Source
- * computes eight neighbours of a row from its inputs; the passes are the same for all Sources.
+ * Group scaling [COAT sec. 4.2]: pass 1 finds max|v|. This pass is fp8_amax below, or part of the
+ * kernel that computes v. Pass 2 computes the scale, recomputes the values and writes the codes. A
+ * Source computes eight neighbours of a row from its inputs. The passes are the same for all
+ * Sources.
  *
  * If scale_is_reused, pass 2 runs first and measures the maximum. A second launch of few blocks
- * always follows: it re-encodes if the maximum exceeded the range, else it returns at once. Nothing
- * waits for the device.
+ * always follows. If the maximum exceeded the range, this launch encodes the values again; else it
+ * returns at once. The host never waits for the device.
  *
- * Pass 2 works on tiles of 128 rows x 64 columns, 4 x 8 elements per thread: codes are written in
- * rows of 64 bytes, transposed codes in rows of 128 bytes through shared memory. Bytes per element:
- * those of the source, 1 for codes, 1 for transposed codes. */
+ * Pass 2 works on tiles of 128 rows x 64 columns, with 4 x 8 elements per thread. Codes are written
+ * in rows of 64 bytes, transposed codes in rows of 128 bytes through shared memory. Bytes per
+ * element: those of the source, 1 for codes, 1 for transposed codes. */
 #pragma once
 #include "kernels/cuda/readers.cuh"
 
 /* ---- maxima ---------------------------------------------------------------------------------- */
 
-/* A running maximum, 0 at first; valid until five hundred more were taken. */
+/* Returns a running maximum, which is 0 at first. The maximum is valid until five hundred more
+ * maxima were taken. */
 float *amax_new(void); /* tiles.cu */
 
-/* *amax = max(*amax, m) over the grid: bits of m >= 0 have the order of integers, so the result
- * does not depend on the order of threads. All threads of the block must call it; `shared` as for
- * block_max. */
+/* *amax = max(*amax, m) over the grid. The bits of m >= 0 have the order of integers, so the result
+ * does not depend on the order of threads. All threads of the block must call this function.
+ * `shared` is as for block_max. */
 __device__ inline void raise_amax(float *amax, float m, float *shared)
 {
     m = block_max(m, shared);
@@ -29,8 +32,8 @@ __device__ inline void raise_amax(float *amax, float m, float *shared)
         atomicMax((int *)amax, __float_as_int(m));
 }
 
-/* The same for a warp, without a barrier; all of its threads must call it. seen: *amax, as a
- * volatile float, or an earlier value of it; m: not NaN. */
+/* As raise_amax, for one warp, without a barrier. All of its threads must call this function. seen:
+ * *amax as a volatile float, or an earlier value of *amax. m must not be NaN. */
 template <typename T>
 __device__ inline void raise_amax_by_warp(float *amax, T &seen, float m)
 {
@@ -41,7 +44,7 @@ __device__ inline void raise_amax_by_warp(float *amax, T &seen, float m)
 
 /* ---- outputs --------------------------------------------------------------------------------- */
 
-/* A tensor in FP8 groups of 16 elements; no data: nothing is stored. */
+/* A tensor in FP8 groups of 16 elements. If data is NULL, nothing is stored. */
 struct GroupOut {
     uint8_t *data, *scale;
     DType dtype;
@@ -52,8 +55,9 @@ static inline GroupOut group_out(Tensor t)
     return { (uint8_t *)t.data, (uint8_t *)t.scale, t.format.dtype };
 }
 
-/* Rounds eight values of a group shared with the neighbouring thread: returns the scale, and in v
- * the values of the codes. All threads of a warp must call it. */
+/* Rounds eight values of a group, which this thread shares with its neighbour. Returns the scale,
+ * replaces v by the values of the codes, and stores the codes in `codes`. All threads of a warp
+ * must call this function. */
 __device__ inline uint8_t round_group(float (&v)[8], uint2 &codes, DType d)
 {
     float m = pack_abs_max(v);
@@ -65,7 +69,7 @@ __device__ inline uint8_t round_group(float (&v)[8], uint2 &codes, DType d)
     return scale;
 }
 
-/* The same, and stores them if inside the row. */
+/* Calls round_group, and stores the codes and the scale if the group is inside the row. */
 __device__ inline void store_group(GroupOut out, size_t at, float (&v)[8], bool inside)
 {
     uint2 codes;
@@ -77,15 +81,15 @@ __device__ inline void store_group(GroupOut out, size_t at, float (&v)[8], bool 
         out.scale[at / 16] = scale;
 }
 
-/* An FP8 tensor with one scale: *scale is set from headroom times *amax, or kept if amax is
- * NULL. */
+/* An FP8 tensor with one scale. *scale is set from headroom times *amax; if amax is NULL, *scale is
+ * kept. */
 struct TileOut {
     uint8_t *data, *data_t; /* either may be NULL */
     float *scale;
     const float *amax;
     DType dtype;
     int rows, cols;
-    float *noted; /* set to *amax; or NULL */
+    float *noted; /* is set to *amax unless it is NULL */
     float headroom;
 };
 
@@ -102,13 +106,13 @@ static inline TileOut tile_out(Tensor t, const float *amax, float *noted, float 
              headroom };
 }
 
-/* Encodes with the scale from amax or, if amax is NULL, with t's scale. */
+/* Returns t with the scale from *amax or, if amax is NULL, with the scale that t has. */
 static inline TileOut tile_out(Tensor t, const float *amax)
 {
     return tile_out(t, amax, t.scale_amax, 1);
 }
 
-/* tile_scale: the scale, from *tile_scale_from. */
+/* tile_scale returns the scale. Its argument `from` is *tile_scale_from. */
 __device__ inline const float *tile_scale_from(const TileOut &out)
 {
     return out.amax ? out.amax : out.scale;
@@ -127,18 +131,18 @@ __device__ inline float tile_scale(const TileOut &out, float from)
     return s;
 }
 
-/* The result of a pass over a y whose scale is reused, for the launch after it. NOTE: that launch
- * cannot read the range itself, since its first block changes it before others have begun. */
+/* What a pass over a y with reused scale tells the launch after it. NOTE: that launch cannot read
+ * the range from y, because its first block changes the range before other blocks have begun. */
 struct AmaxProbe {
     float *amax, *scale_amax;
-}; /* max|y|; the maximum from which the scale was made before the pass */
+}; /* max|y|; the maximum that gave the scale before the pass */
 
 static inline AmaxProbe amax_probe_new(void)
 {
     return { amax_new(), amax_new() };
 }
 
-/* y in the pass; y in the launch that re-encodes it. */
+/* y as the pass encodes it, and y as the later launch encodes it again. */
 static inline TileOut tile_out_in_range(Tensor y, AmaxProbe probe)
 {
     return tile_out(y, y.scale_amax, probe.scale_amax, fp8_headroom(y.format.dtype));
@@ -149,14 +153,14 @@ static inline TileOut tile_out_recode(Tensor y, AmaxProbe probe)
     return tile_out(y, probe.amax, y.scale_amax, fp8_headroom(y.format.dtype));
 }
 
-/* True if y was within its range and need not be re-encoded. */
+/* Returns true if y was within its range and need not be encoded again. */
 __device__ inline bool was_in_range(const TileOut &recode, AmaxProbe probe)
 {
     return !(*probe.amax / recode.headroom > *probe.scale_amax);
 }
 
-/* Dies unless t is dense or an FP8 GEMM operand of this shape: one scale, rows and columns
- * multiples of 16. */
+/* Dies unless t has this shape and is dense or an FP8 GEMM operand. An FP8 operand has one scale,
+ * and its rows and columns are multiples of 16. */
 static inline void check_operand(const char *op, const char *name, Tensor t, int rows, int cols)
 {
     if (t.rows != rows || t.cols != cols)
@@ -167,7 +171,7 @@ static inline void check_operand(const char *op, const char *name, Tensor t, int
             op, name, format_name(t.format), rows, cols);
 }
 
-/* Dies unless t is FP8 in groups of 16. */
+/* Dies unless t has this shape and is FP8 in groups of 16. */
 static inline void check_groups(const char *op, const char *name, Tensor t, int rows, int cols)
 {
     if (t.rows != rows || t.cols != cols || !format_is_fp8(t.format) || t.format.group != 16 ||
@@ -181,13 +185,14 @@ static inline void check_groups(const char *op, const char *name, Tensor t, int 
 
 enum { TILE_ROWS = 128, TILE_COLS = 64, TILE_THREADS = 256, AMAX_PACKS = 4 };
 
-/* A Source computes OUTPUTS packs from each of its own; the first MEASURED count in pass 1:
- *     Raw  fetch(row, col)                                        loads for one of its packs
+/* A Source has rows of packs. From each of these packs it computes one pack for each of OUTPUTS
+ * outputs. Pass 1 measures the first MEASURED outputs:
+ *     Raw  fetch(row, col)                                        loads the inputs of one pack
  *     Fix  prepare(col)                                           values shared by all rows of a column
  *     void values(float (&)[OUTPUTS][8], Raw, Fix, row, col)
  *     int  column(output, col)                                    the pack's column in that output */
 
-/* A Source with one output in the same columns, whose rows share nothing. */
+/* A Source with one output in the same columns. Its rows share no values. */
 struct SimpleSource {
     enum { OUTPUTS = 1, MEASURED = 1 };
     struct Fix {
@@ -202,7 +207,7 @@ struct SimpleSource {
     }
 };
 
-/* The values of a tensor. */
+/* A Source whose values are those of a tensor. */
 template <class Reader>
 struct ReaderSource : SimpleSource {
     Reader x;
@@ -217,7 +222,8 @@ struct ReaderSource : SimpleSource {
     }
 };
 
-/* Pass 1: max over all rows x cols elements of the measured outputs. A block takes whole rows. */
+/* Pass 1: finds the maximum over all rows x cols elements of the measured outputs. A block takes
+ * whole rows. */
 template <class Source>
 __global__ __launch_bounds__(TILE_THREADS,
                              Source::OUTPUTS > 2 ? 2 : 3) void fp8_amax_kernel(float *amax,
@@ -252,8 +258,8 @@ struct TileOuts {
     TileOut out[Source::OUTPUTS];
 };
 
-/* Stores eight columns of four rows of codes, a word per column, from this column of t on; a column
- * of t has 33 words. */
+/* Stores eight columns of four rows of codes in t, from column `column` of t on, one word per
+ * column. A column of t has 33 words. */
 __device__ inline void transpose_words(uint32_t *t, int column, int word, const uint2 (&codes)[4])
 {
 #pragma unroll
@@ -270,8 +276,8 @@ __device__ inline void transpose_words(uint32_t *t, int column, int word, const 
     }
 }
 
-/* Stores codes as rows and, through t, as columns. codes[i]: eight codes of the thread's row i;
- * width: of the source. */
+/* Stores codes as rows and, through t, as columns. codes[i]: eight codes of the thread's row i.
+ * width: number of columns of the source. */
 template <class Source>
 __device__ inline void store_tile(const TileOut &out, int o, const Source &source,
                                   const uint2 (&codes)[4], int row0, int col0, int width,
@@ -297,10 +303,11 @@ __device__ inline void store_tile(const TileOut &out, int o, const Source &sourc
     __syncthreads();
 }
 
-/* Writes the tile from (row0, col0) on; rows and cols: of the source; multiples of 16. Returns the
- * thread's maximum of the measured outputs. NOTE: a thread outside reads the last pack of the last
- * rows, and stores nothing: a condition around the loads would become branches, so that the second
- * pair of rows, the weights and the scale would wait for earlier loads. */
+/* Writes the tile from (row0, col0) on. rows and cols are those of the source, multiples of 16.
+ * Returns the thread's maximum of the measured outputs. NOTE: a thread outside the source reads the
+ * last pack of the last rows, and stores nothing. A condition around the loads would become
+ * branches, and the loads of the second pair of rows, the weights and the scale would wait for
+ * earlier loads. */
 template <class Source>
 __device__ inline float encode_tile(const TileOuts<Source> &outs, const Source &source, int row0,
                                     int col0, int rows, int cols, uint32_t *t)
@@ -337,7 +344,7 @@ __device__ inline float encode_tile(const TileOuts<Source> &outs, const Source &
     return m;
 }
 
-/* Pass 2. */
+/* Pass 2: encodes one tile per block. */
 template <class Source>
 __global__ __launch_bounds__(TILE_THREADS, Source::OUTPUTS > 2 ? 2 : 3) void fp8_tile_kernel(
     TileOuts<Source> outs, Source source, int rows, int cols)
@@ -346,7 +353,7 @@ __global__ __launch_bounds__(TILE_THREADS, Source::OUTPUTS > 2 ? 2 : 3) void fp8
     encode_tile(outs, source, blockIdx.y * TILE_ROWS, blockIdx.x * TILE_COLS, rows, cols, t);
 }
 
-/* Both passes in one, if the scale is reused. */
+/* Both passes in one, for a reused scale. */
 template <class Source>
 __global__ __launch_bounds__(TILE_THREADS, Source::OUTPUTS > 2 ? 2 : 3) void fp8_in_range_kernel(
     float *amax, TileOuts<Source> outs, Source source, int rows, int cols)
@@ -358,7 +365,7 @@ __global__ __launch_bounds__(TILE_THREADS, Source::OUTPUTS > 2 ? 2 : 3) void fp8
     raise_amax(amax, m, shared);
 }
 
-/* After the first pass: encodes y again if it exceeded the range. */
+/* Runs after the pass: encodes y again if y exceeded its range. */
 template <class Source>
 __global__ __launch_bounds__(TILE_THREADS, Source::OUTPUTS > 2 ? 2 : 3) void fp8_recode_kernel(
     AmaxProbe probe, TileOuts<Source> outs, Source source, int rows, int cols)
@@ -383,7 +390,7 @@ static inline void fp8_amax(float *amax, const Source &source, int rows, int col
 
 static inline dim3 tile_grid(int rows, int cols)
 {
-    enum { MOST = 65535 * TILE_ROWS }; /* the limit of a grid's y */
+    enum { MOST = 65535 * TILE_ROWS }; /* the limit of gridDim.y */
     if (rows > MOST)
         die("an FP8 operand of %d rows; the CUDA back end supports up to %d: use smaller "
             "micro-batches",
@@ -399,8 +406,8 @@ static inline void fp8_tiles(const TileOuts<Source> &outs, const Source &source,
     LAUNCH_CHECK();
 }
 
-/* After a kernel that has encoded y by tile_out_in_range and raised probe.amax. Writes only the
- * measured outputs. */
+/* Follows a kernel that has encoded y by tile_out_in_range and raised probe.amax. Encodes y again
+ * if y exceeded its range. Writes only the measured outputs. */
 template <class Source>
 static inline void fp8_recode(Tensor y, AmaxProbe probe, const Source &source, int rows, int cols)
 {
@@ -418,7 +425,8 @@ static inline void fp8_recode(Tensor y, AmaxProbe probe, const Source &source, i
     LAUNCH_CHECK();
 }
 
-/* Encodes y, all measured outputs of a source, within its range. outs: the other outputs. */
+/* Encodes y, which consists of all measured outputs of a source, with its reused scale. outs: the
+ * other outputs. */
 template <class Source>
 static inline void fp8_in_range(Tensor y, TileOuts<Source> outs, const Source &source, int rows,
                                 int cols)
@@ -432,7 +440,7 @@ static inline void fp8_in_range(Tensor y, TileOuts<Source> outs, const Source &s
     fp8_recode(y, probe, source, rows, cols);
 }
 
-/* The same if max|y| is known. It is used unless y's scale is reused. */
+/* Encodes y if max|y| is known. *amax is used unless y's scale is reused. */
 template <class Source>
 static inline void fp8_operand_from(Tensor y, const float *amax, const Source &source, int rows,
                                     int cols)
@@ -446,7 +454,7 @@ static inline void fp8_operand_from(Tensor y, const float *amax, const Source &s
         fp8_tiles(outs, source, rows, cols);
 }
 
-/* The same if max|y| is not known. */
+/* Encodes y if max|y| is not known. */
 template <class Source>
 static inline void fp8_operand(Tensor y, TileOuts<Source> outs, const Source &source, int rows,
                                int cols)

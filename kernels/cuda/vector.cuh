@@ -1,11 +1,11 @@
-/* Shared by elementwise and row-wise kernels: eight consecutive elements at a time, checks, choice
- * of instantiation.
+/* Definitions that elementwise and row-wise kernels share: access to eight consecutive elements at
+ * a time, checks, choice of instantiation.
  *
  * A thread's unit of work is a Pack, eight neighbours of a row in any format: one 16-byte access
  * for BF16, two for F32. The formats of large inputs are template parameters, so that a thread
- * issues all its loads before it waits for one; outputs and small inputs (norm weights) choose
- * their format by a uniform branch. ALIGNED is false for logits and halves of heads that do not
- * begin at multiples of 16 bytes; then elements move one by one. */
+ * starts all its loads before it waits for one. The formats of outputs and of small inputs (norm
+ * weights) are chosen by a branch that all threads take alike. ALIGNED is false for logits and
+ * halves of heads that do not begin at multiples of 16 bytes; then elements move one by one. */
 #pragma once
 #include <type_traits>
 
@@ -13,8 +13,8 @@
 
 /* ---- packs ----------------------------------------------------------------------------------- */
 
-/* Kept as loaded: a BF16 pack takes four registers. The low half of a word is the first of its two
- * elements. */
+/* Eight elements, kept as loaded. A BF16 pack takes four registers. The low half of a word is the
+ * first of its two elements. */
 template <typename T>
 struct Pack {
     uint32_t word[2 * sizeof(T)];
@@ -32,8 +32,8 @@ __device__ inline float Pack<bf16>::operator[](int i) const
     return __uint_as_float(i % 2 ? word[i / 2] & 0xffff0000u : word[i / 2] << 16);
 }
 
-/* NOTE: for rows held during a reduction. Without it the compiler unpacks once and keeps floats, in
- * twice the registers. */
+/* NOTE: needed for rows that are held during a reduction. Without this function the compiler
+ * unpacks them once and keeps floats, in twice the registers. */
 template <typename T, int K>
 __device__ inline void keep_packed(Pack<T> (&packs)[K])
 {
@@ -73,8 +73,8 @@ __device__ inline uint32_t element_bits(const bf16 *p)
     return __bfloat16_as_ushort(*p);
 }
 
-/* Elements p[0 .. left), at most eight; the others are 0. If ALIGNED, left is not between 1 and
- * 7. */
+/* Loads elements p[0 .. left), at most eight. The other elements are 0. If ALIGNED, left must not
+ * be between 1 and 7. */
 template <bool ALIGNED = true, typename T>
 __device__ inline Pack<T> load_pack(const T *p, int left)
 {
@@ -114,8 +114,9 @@ __device__ inline void store_pack(T *p, const float (&x)[8], int left)
                 p[i] = from_float<T>(x[i]);
 }
 
-/* Prefetches `bytes` from p on to the L2 cache; both are multiples of 16. Before compute capability
- * 9.0 an instruction prefetches one line, not a row: there it does nothing. */
+/* Prefetches `bytes` bytes from p on to the L2 cache. Both must be multiples of 16. Before compute
+ * capability 9.0 an instruction prefetches one line, not a row; there this function does
+ * nothing. */
 __device__ static inline void prefetch(const void *p, size_t bytes)
 {
 #if __CUDA_ARCH__ >= 900
@@ -173,8 +174,8 @@ __device__ inline float round_as(AnyOut out, float x)
     return out.is_f32 ? x : to_float(from_float<bf16>(x));
 }
 
-/* Element i of a pack, rounded as in `stored`; stored.data is NULL if the pack was loaded from
- * there. */
+/* Returns element i of a pack, rounded to the format of `stored`. stored.data is NULL if the pack
+ * was loaded from `stored`. */
 template <typename T>
 __device__ inline float as_stored(AnyOut stored, const Pack<T> &pack, int i)
 {
@@ -183,15 +184,16 @@ __device__ inline float as_stored(AnyOut stored, const Pack<T> &pack, int i)
 
 /* ---- reductions ------------------------------------------------------------------------------ */
 
-/* sum.cols columns: sum[c] += partial[0][c] + partial[1][c] + ... (rows rows, `stride` floats
- * apart), in F64. */
+/* sum[c] += partial[0][c] + partial[1][c] + ..., in F64, for sum.cols columns. `partial` has `rows`
+ * rows, which are `stride` floats apart. */
 /* reduce.cu */
 void add_column_sums(Tensor sum, const float *partial, int rows, size_t stride);
 
 /* ---- special functions ----------------------------------------------------------------------- */
 
-/* The hardware's approximations of log2 x, 2^x, sqrt x and 1/x, within 2^-22 [PTX ISA; log2 near 1:
- * absolutely]; numbers below 2^-126 count as 0. */
+/* The hardware's approximations of log2 x, 2^x, sqrt x and 1/x. Their relative error is within
+ * 2^-22 [PTX ISA]; near x = 1 this bound holds for the absolute error of log2. Numbers below 2^-126
+ * count as 0. */
 #define QUICK(name, instruction) \
     __device__ static inline float name(float x) \
     { \
@@ -205,16 +207,16 @@ QUICK(sqrt_quick, "sqrt.approx.ftz.f32")
 QUICK(inverse_quick, "rcp.approx.ftz.f32")
 #undef QUICK
 
-/* NOTE: an exact division branches for rare exponents and doubles the instructions; this one has an
- * error of at most 2 ulp, and gives 0 for results below 2^-126. */
+/* NOTE: an exact division branches for rare exponents and doubles the instructions. This division
+ * has an error of at most 2 ulp, and gives 0 for results below 2^-126. */
 __device__ inline float sigmoid(float x)
 {
     return __fdividef(1.0f, 1.0f + expf(-x));
 }
 
-/* With the hardware's exponential and reciprocal: an error of a few 2^-22, far below half a code of
- * FP8. NOTE: __expf and __fdividef scale their arguments to keep numbers below 2^-126: twice the
- * instructions. */
+/* Computes the sigmoid with the hardware's exponential and reciprocal. The error is a few 2^-22,
+ * far below half a code of FP8. NOTE: __expf and __fdividef scale their arguments to keep numbers
+ * below 2^-126, which takes twice the instructions. */
 __device__ static inline float quick_sigmoid(float x)
 {
     return inverse_quick(1.0f + exp2_quick(x * -1.44269504f));
@@ -222,22 +224,23 @@ __device__ static inline float quick_sigmoid(float x)
 
 /* ---- launches -------------------------------------------------------------------------------- */
 
-/* Threads of a block that moves `packs` packs with `each` per thread. */
+/* Returns the number of threads of a block that moves `packs` packs with `each` packs per
+ * thread. */
 static inline int block_threads(int packs, int each, int most)
 {
     int threads = (int)ceil_div(ceil_div(packs, each), 32) * 32;
     return threads < most ? threads : most;
 }
 
-/* The same for a block that loops several times: no more threads than its last iteration can
- * use. */
+/* As block_threads, for a block that loops several times. Returns no more threads than its last
+ * iteration can use. */
 static inline int round_threads(int packs, int each, int most)
 {
     const int rounds = (int)ceil_div(packs, each * most);
     return block_threads((int)ceil_div(packs, rounds), each, most);
 }
 
-/* True if rows of t (of width cols) can be accessed 16 bytes at a time. No tensor: true. */
+/* Returns true if t is absent, or if its rows of width cols can be accessed 16 bytes at a time. */
 static inline bool is_aligned(Tensor t, int cols)
 {
     return !t.data || (cols % 8 == 0 && (uintptr_t)t.data % 16 == 0);
@@ -251,7 +254,7 @@ static inline void check_aligned(const char *operation, int cols, Tensors... t)
             operation, cols);
 }
 
-/* f(pointer to t's elements), F32 or BF16. */
+/* Calls f(pointer to t's elements). t is F32 or BF16. */
 template <typename F>
 static inline void with_type(Tensor t, F f)
 {
@@ -261,7 +264,7 @@ static inline void with_type(Tensor t, F f)
         f((bf16 *)t.data);
 }
 
-/* f(std::true_type) or f(std::false_type). */
+/* Calls f(std::true_type) or f(std::false_type). */
 template <typename F>
 static inline void with_bool(bool b, F f)
 {

@@ -1,4 +1,5 @@
-/* A line of the file: checksum of the rest in 16 digits, key, value in hexadecimal digits. */
+/* A line of the file contains the checksum of the rest of the line in 16 digits, the key, and the
+ * value in hexadecimal digits. */
 #include "kernels/runtime/autotune.h"
 
 #include <fcntl.h>
@@ -13,10 +14,10 @@
 #include "kernels/runtime/error.h"
 
 enum { CHECK_DIGITS = 16, LINE_BYTES = 1024 };
-/* maximum size of a file, some 3000 lines; further lines are not added */
+/* maximum size of a file, some 3000 lines; no lines are added beyond this size */
 static const size_t MOST_BYTES = 1 << 20;
 
-/* FNV-1a. */
+/* The FNV-1a hash. */
 static uint64_t checksum(const char *text, size_t n)
 {
     uint64_t x = 14695981039346656037u;
@@ -25,7 +26,7 @@ static uint64_t checksum(const char *text, size_t n)
     return x;
 }
 
-/* False if the user has no cache folder. */
+/* Sets `path` to the cache folder. Returns false if the user has no cache folder. */
 static bool folder(char path[PATH_MAX])
 {
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
@@ -68,8 +69,8 @@ static int digit(char c)
     return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* A line without its line break. True if its checksum is right, and it has this key and a value of
- * this size. */
+/* Parses a line without its line break. Returns true if its checksum is right, and it has this key
+ * and a value of this size. */
 static bool parse(const char *line, size_t n, const char *key, unsigned char *value, size_t bytes)
 {
     const size_t length = strlen(key), first = CHECK_DIGITS + 1 + length + 1;
@@ -97,9 +98,9 @@ bool autotune_find(const char *text, const char *key, void *value, size_t bytes)
     return false;
 }
 
-/* NOTE: one write in append mode is atomic among processes; where a file system breaks this,
- * checksums show it. A line begins with a line break, so that a truncated line before it does not
- * spoil it. */
+/* NOTE: one write in append mode is atomic among processes. On file systems that break this rule,
+ * checksums detect damaged lines. A line begins with a line break, so that a truncated line before
+ * it does not spoil it. */
 void autotune_add(const char *file, const char *key, const void *value, size_t bytes)
 {
     char line[LINE_BYTES];

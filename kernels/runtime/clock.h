@@ -1,4 +1,4 @@
-/* Time that only goes forward. */
+/* A clock that never goes backward. */
 #pragma once
 #include <time.h>
 

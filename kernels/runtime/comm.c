@@ -1,5 +1,5 @@
-/* Ranks and host values over MPI.
- * MPI's default error handler ends all ranks with a message, so return values need no checks. */
+/* Ranks, and host values over MPI. MPI's default error handler ends all ranks with a message, so
+ * return values need no checks. */
 #include "kernels/runtime/comm.h"
 
 #include <dlfcn.h>
@@ -16,7 +16,7 @@
 
 static int rank = 0, size = 1, local_rank = 0, local_size = 1;
 static MPI_Win host_memory = MPI_WIN_NULL;
-/* started: the one to return to, while this process pretends */
+/* started: the real mesh, which is restored after comm_pretend */
 static Mesh mesh = { { 1, 1, 1, 1, 1 } }, started;
 static int mesh_rank; /* this rank's number in the mesh */
 static bool pretends;
@@ -25,7 +25,7 @@ static struct {
     Ranks ranks;
     MPI_Comm mpi;
 } groups[] = {
-    /* groups with a communicator */
+    /* groups that have a communicator */
     { RANKS_ALL, MPI_COMM_NULL },      { RANKS_SHARD, MPI_COMM_NULL },
     { RANKS_REPLICA, MPI_COMM_NULL },  { RANKS_CONTEXT, MPI_COMM_NULL },
     { RANKS_PIPELINE, MPI_COMM_NULL }, { RANKS_COPY, MPI_COMM_NULL },
@@ -57,8 +57,8 @@ const char *comm_device_error(void)
 }
 
 /* NOTE: MPI_Abort prints eight lines about itself after our error message. OpenMPI has no setting
- * for these only: mpirun's --quiet also hides that there are too few slots. In OpenMPI 4 all such
- * texts go through this pointer. */
+ * for these lines only; mpirun's --quiet also hides the message that there are too few slots. In
+ * OpenMPI 4 all such texts go through this pointer. */
 #if OMPI_MAJOR_VERSION == 4
 typedef int ShowHelp(const char *file, const char *topic, int header, ...);
 
@@ -80,8 +80,8 @@ static void silence_abort(void)
 }
 #endif
 
-/* NOTE: MPI was started for calls of the main thread only. In another thread the process exits
- * without MPI; the launcher sees that, and ends the other ranks. */
+/* NOTE: MPI allows calls of the main thread only. In another thread the process exits without MPI.
+ * The launcher detects that a process has ended, and ends the other ranks. */
 static void end_all_ranks(void)
 {
     if (!pthread_equal(pthread_self(), main_thread))
@@ -90,9 +90,9 @@ static void end_all_ranks(void)
     MPI_Abort(MPI_COMM_WORLD, 1);
 }
 
-/* NOTE: srun without PMI starts processes that do not know each other: each would be a separate
- * run, in the same folder. One rank of mpirun, which sets its number of ranks, is correct, and so
- * is a step of Slurm with one task. */
+/* NOTE: srun without PMI starts processes that do not know each other. Each process would be a
+ * separate run in the same folder. A single rank is correct if mpirun started it, which sets the
+ * number of ranks, or if a step of Slurm has one task. */
 static void check_launcher(void)
 {
     const char *step = getenv("SLURM_STEP_NUM_TASKS"), *job = getenv("SLURM_NTASKS");
@@ -143,7 +143,8 @@ static void free_groups(void)
             MPI_Comm_free(&groups[i].mpi);
 }
 
-/* Called before communicators are made: a rank with another mesh would wait there for ever. */
+/* Called before communicators are made, because a rank with another mesh would wait there for
+ * ever. */
 static void check_same(const Mesh *m)
 {
     for (MeshDim d = 0; d < MESH_DIMS; d++) {
@@ -222,7 +223,7 @@ size_t comm_sent(Sent what)
     return sent[what];
 }
 
-/* A window of MPI, so that the memory is freed however the ranks end. */
+/* The memory is an MPI window, so it is freed however the ranks end. */
 void *comm_host_memory(size_t bytes)
 {
     MPI_Comm host;
@@ -333,8 +334,8 @@ void comm_agree(const char *what, uint64_t hash)
         die("%s", found);
 }
 
-/* Every rank adds in the order of ranks, since MPI_Allreduce does not guarantee the same bits on
- * all ranks. */
+/* Every rank adds the values in the order of ranks, because MPI_Allreduce does not guarantee the
+ * same bits on all ranks. */
 void comm_sum_over(double *x, int n, Ranks g)
 {
     const int W = comm_group_size(g);

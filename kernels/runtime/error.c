@@ -1,9 +1,9 @@
-/* The one reaction to errors: a message on stderr, then every rank ends.
+/* All errors have one reaction: a message on stderr, then every rank ends.
  *
- * exit() on one rank would leave the others waiting in a collective for ever, so error_set_ranks
- * sets how all ranks end. Most errors (a missing file, a wrong key) occur on every rank at once.
- * Rank 0 prints at once and ends. That ends the other ranks while they wait, so the message appears
- * once; an error of only one rank appears a moment later. */
+ * exit() on one rank would leave the other ranks waiting in a collective for ever. So
+ * error_set_ranks sets how all ranks end. Most errors (a missing file, a wrong key) occur on every
+ * rank at once. Rank 0 prints at once and ends. Its end ends the other ranks while they wait, so
+ * the message appears once. An error of only one other rank appears a moment later. */
 #include "kernels/runtime/error.h"
 
 #include <pthread.h>
@@ -22,8 +22,8 @@ enum { MESSAGE_SIZE = 4096 };
 
 static struct {
     int rank, size;
-    void (*end_all)(void); /* NULL: exit */
-    void (*dying)(void);   /* NULL: no call */
+    void (*end_all)(void); /* NULL: exit(1) ends the process */
+    void (*dying)(void);   /* NULL: nothing is called */
 } process = { .size = 1 };
 
 void error_set_ranks(int rank, int size, void (*end_all)(void))
@@ -38,7 +38,7 @@ void error_set_dying(void (*dying)(void))
     process.dying = dying;
 }
 
-/* Per thread: where die() returns to, and its message. NULL: die() ends the program. */
+/* Where die() returns to in this thread, and its message. NULL: die() ends the program. */
 static _Thread_local struct {
     sigjmp_buf *back;
     char *message;
@@ -55,7 +55,7 @@ char *error_catch(void (*call)(void *), void *what)
     return caught.message;
 }
 
-/* One fputs per message, so that messages of ranks do not mix. */
+/* Prints each message by one fputs, so that messages of different ranks do not mix. */
 static void print_line(const char *line)
 {
     fflush(stdout);
@@ -84,12 +84,12 @@ static _Noreturn void fail(const char *format, va_list args)
         snprintf(prefix, sizeof prefix, "error (rank %d)", process.rank);
     if (process.dying)
         process.dying();
-    signal(SIGTERM, SIG_DFL); /* if another rank ends first, no message here */
+    signal(SIGTERM, SIG_DFL); /* so that this rank prints nothing if another rank ends first */
     if (process.rank != 0)
         sleep(3);
     print_message(prefix, format, args);
     if (process.end_all) {
-        /* mpirun drops output that it has not read when it ends the ranks */
+        /* when mpirun ends the ranks, it drops output that it has not read */
         usleep(300000);
         process.end_all();
     }
@@ -123,7 +123,7 @@ void check_regular(const char *path)
                                        : "is a device or socket");
 }
 
-/* Warnings that are held back. Threads of the loader warn, too. */
+/* Warnings that are held back. The lock is needed because threads of the loader warn, too. */
 static struct {
     pthread_mutex_t lock;
     bool hold;
@@ -213,7 +213,7 @@ char *xasprintf(const char *format, ...)
 
 FILE *xtext(char **text)
 {
-    static _Thread_local size_t size; /* unused */
+    static _Thread_local size_t size; /* open_memstream writes it; no function reads it */
     FILE *f = open_memstream(text, &size);
     if (!f)
         die("out of host memory");

@@ -1,5 +1,5 @@
-/* /proc/meminfo and the memory controllers of cgroups. [Linux:
- * Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst] */
+/* Reads /proc/meminfo and the memory controllers of cgroups [Linux:
+ * Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst]. */
 #include "kernels/runtime/host_memory.h"
 
 #include <math.h>
@@ -9,7 +9,7 @@
 
 #include "kernels/runtime/error.h"
 
-/* The names of v2 and v1. */
+/* The names of files in cgroup v2 and in cgroup v1. */
 static const struct Names {
     const char *folder, *limit, *used, *cache[2];
 } v2 = { "/sys/fs/cgroup", "memory.max", "memory.current", { "active_file", "inactive_file" } },
@@ -18,7 +18,7 @@ static const struct Names {
          "memory.usage_in_bytes",
          { "total_active_file", "total_inactive_file" } };
 
-/* The number in a file; NAN: none, as in a limit of "max". */
+/* Returns the number in a file, or NAN if the file has none, such as a limit of "max". */
 static double read_number(const char *folder, const char *file)
 {
     char *path = xasprintf("%s/%s", folder, file);
@@ -33,7 +33,7 @@ static double read_number(const char *folder, const char *file)
     return n;
 }
 
-/* The number after `name` in a file of lines "name number". */
+/* Returns the number after `name` in a file of lines "name number". */
 static double read_named(const char *path, const char *name)
 {
     char line[256];
@@ -63,7 +63,7 @@ static double left_in(const char *folder, const struct Names *names)
     return left;
 }
 
-/* The least of the group `path` and all of its parents. */
+/* Returns the least memory left in the group `path` and in all of its parents. */
 static double left_in_groups(const char *root, const struct Names *names, const char *path)
 {
     char *folder = xasprintf("%s%s%s", root, names->folder, strcmp(path, "/") ? path : "");
@@ -85,7 +85,7 @@ double host_memory_left(const char *root)
     free(path);
     path = xasprintf("%s/proc/self/cgroup", root);
     FILE *f = fopen(path, "r");
-    while (f && fgets(line, sizeof line, f)) { /* "0::/path", or of v1 "4:memory:/path" */
+    while (f && fgets(line, sizeof line, f)) { /* "0::/path" in v2, "4:memory:/path" in v1 */
         line[strcspn(line, "\n")] = '\0';
         char *controllers = strchr(line, ':'),
              *group = controllers ? strchr(controllers + 1, ':') : NULL;

@@ -1,8 +1,8 @@
 /* Host memory that a process can still allocate. */
 #pragma once
 
-/* Bytes that processes of this host, or of this container, can still allocate: MemAvailable, or
- * less if a cgroup (v1 or v2) of this process, or a parent of it, has a limit (memory.max); file
- * cache counts as free. `root` is prefixed to the paths of /proc and /sys; "": the system's.
- * Infinite if unknown. */
+/* Returns the bytes that processes of this host, or of this container, can still allocate. The
+ * number is MemAvailable, or less if a cgroup (v1 or v2) of this process, or a parent of this
+ * cgroup, has a limit (memory.max). File cache counts as free. `root` is prefixed to the paths of
+ * /proc and /sys; "" selects those of the system. Returns infinity if the number is unknown. */
 double host_memory_left(const char *root);

@@ -1,7 +1,8 @@
-/* A star around rank 0, which gets the states of all ranks; the others get those of rank 0's host.
- * Lost messages do no harm, and an exchange goes on after a network failure. Messages to a process
- * that has ended are refused; those to a host that is down are lost, and the watchdog measures how
- * long none come back. Messages of other programs lack the token. */
+/* The exchange has the form of a star around rank 0. Rank 0 gets the states of all ranks; the first
+ * ranks of other hosts get the states of rank 0's host. Lost messages do no harm, and the exchange
+ * goes on after a network failure. Messages to a process that has ended are refused. Messages to a
+ * host that is down are lost, and the watchdog measures for how long no messages come back. A token
+ * distinguishes our messages from those of other programs. */
 #include "kernels/runtime/hosts.h"
 
 #include <errno.h>
@@ -21,7 +22,7 @@ enum { ADDRESSES = 16, TOKEN = 16 };
 
 typedef struct sockaddr_storage Address;
 
-/* What the other hosts need to send to rank 0. */
+/* What other hosts need to know to send to rank 0. */
 typedef struct {
     unsigned char token[TOKEN];
     int n; /* 0: no network */
@@ -36,9 +37,9 @@ typedef struct {
 static struct {
     SharedState *state;
     Meeting meeting;
-    Address own; /* any address of this host, and this rank's port */
-    int fd;      /* receives from all; -1: this rank takes no part */
-    int *peer;   /* (ranks) a socket that is connected with the first rank of a host; -1: none */
+    Address own; /* any address of this host, with this rank's port */
+    int fd;      /* receives from all hosts; -1: this rank takes no part */
+    int *peer;   /* (ranks) socket connected with the first rank of a host; -1: none */
     int ended;
 } hosts = { .fd = -1 };
 
@@ -51,13 +52,14 @@ static long leader_of(int rank)
 
 /* ---- sockets --------------------------------------------------------------------------------- */
 
-/* NOTE: for a port of its own, the first socket must not share it before it is bound. */
+/* NOTE: SO_REUSEADDR must not be set before the first socket is bound, so that this socket gets a
+ * port of its own. */
 static int open_socket(void)
 {
     socklen_t size = sizeof hosts.own;
     const int no = 0, yes = 1, again = hosts.fd >= 0;
     const int fd = socket(hosts.own.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no); /* receives by IPv4 too */
+    setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no); /* the socket receives by IPv4 too */
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &again, sizeof again);
     if (bind(fd, (struct sockaddr *)&hosts.own, size) == 0 &&
         getsockname(fd, (struct sockaddr *)&hosts.own, &size) == 0 &&
@@ -67,19 +69,20 @@ static int open_socket(void)
     return -1;
 }
 
-/* The size of a usable address; 0: it is none. */
+/* Returns the size of an address, or 0 if the address is not usable. */
 static size_t usable_size(const struct ifaddrs *i)
 {
     const sa_family_t family =
         i->ifa_addr && i->ifa_flags & IFF_UP ? i->ifa_addr->sa_family : AF_UNSPEC;
-    if (family == AF_INET6) /* link-local ones need an interface */
+    if (family == AF_INET6) /* link-local addresses need an interface */
         return IN6_IS_ADDR_LINKLOCAL(&((struct sockaddr_in6 *)i->ifa_addr)->sin6_addr)
                    ? 0
                    : sizeof(struct sockaddr_in6);
     return family == AF_INET ? sizeof(struct sockaddr_in) : 0;
 }
 
-/* The network over which other hosts reach this one is unknown: lists all addresses. */
+/* Lists all addresses of this host, because the network over which other hosts reach it is
+ * unknown. */
 static void list_addresses(Meeting *m)
 {
     struct ifaddrs *all = NULL;
@@ -90,7 +93,7 @@ static void list_addresses(Meeting *m)
             continue;
         Address *a = &m->address[m->n++];
         memcpy(a, i->ifa_addr, size);
-        /* the port is at the same offset in both families */
+        /* the port is at the same offset in IPv4 and IPv6 addresses */
         ((struct sockaddr_in *)a)->sin_port = ((struct sockaddr_in *)&hosts.own)->sin_port;
     }
     freeifaddrs(all);
@@ -98,7 +101,8 @@ static void list_addresses(Meeting *m)
 
 /* ---- exchange -------------------------------------------------------------------------------- */
 
-/* Rank 0 has a socket per host, the others have only one. */
+/* Connects a socket with the sender of a message. Rank 0 has a socket per host; each other rank has
+ * only one socket. */
 static void meet(int *peer, const Address *from)
 {
     *peer = comm_rank() == 0 ? open_socket() : hosts.fd;
@@ -106,7 +110,7 @@ static void meet(int *peer, const Address *from)
         connect(*peer, (const struct sockaddr *)from, sizeof *from);
 }
 
-/* Receives all that has come; returns errno. */
+/* Receives all messages that have arrived. Returns errno. */
 static int receive(int fd)
 {
     Message m;
@@ -118,7 +122,7 @@ static int receive(int fd)
             return errno;
         if (n != sizeof m || memcmp(m.token, hosts.meeting.token, TOKEN) != 0)
             continue;
-        /* unless it is a state of this host that rank 0 has forwarded */
+        /* rank 0 may have forwarded a state of this host, which is older */
         if (m.state.leader != comm_rank())
             state_write(&hosts.state[m.state.rank], &m.state, STATE_WHOLE);
         int *peer = &hosts.peer[comm_rank() == 0 ? m.state.leader : 0];
@@ -127,8 +131,8 @@ static int receive(int fd)
     }
 }
 
-/* Sends the states of this host; rank 0 also forwards those of ranks that end all. to: NULL for a
- * connected socket. Returns errno of the last. */
+/* Sends the states of this host. Rank 0 also forwards the states of ranks that are ending all
+ * ranks. to: NULL for a connected socket. Returns errno of the last failure, or 0. */
 static int send_states(int fd, const Address *to)
 {
     int error = 0;
@@ -148,7 +152,7 @@ int hosts_exchange(void)
 {
     if (hosts.fd < 0)
         return -1;
-    if (hosts.peer[0] < 0) /* for rank 0, and for hosts that rank 0 has not answered yet */
+    if (hosts.peer[0] < 0) /* on rank 0, and on hosts that rank 0 has not answered yet */
         receive(hosts.fd);
     for (int r = 0; r < comm_size(); r++)
         if (hosts.peer[r] >= 0 && (receive(hosts.peer[r]) == ECONNREFUSED ||

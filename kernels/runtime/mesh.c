@@ -34,8 +34,8 @@ Mesh mesh_of_shards(int ranks, int shard)
     return mesh_of_context(ranks, shard, 1);
 }
 
-/* The coordinates of `rank` in the dimensions of g, as one number, with dimensions in the same
- * order as in rank. */
+/* Returns the coordinates of `rank` in the dimensions of g as one number, with the dimensions in
+ * the same order as in the rank. */
 static int number_in(const Mesh *m, int rank, int g)
 {
     int number = 0, stride = 1;

@@ -5,12 +5,12 @@
  *
  *     rank = (((pipeline R + replica) S + shard) C + context) T + tensor        (R, S, C, T: sizes)
  *
- * A group is all ranks that differ in some dimensions only: RANKS_SHARD is one row below,
- * RANKS_REPLICA one column. 8 ranks with 2 replicas of 4 shards:
+ * A group consists of all ranks that differ only in some dimensions. In the example below, 8 ranks
+ * hold 2 replicas of 4 shards. A row is a group of RANKS_SHARD, a column a group of RANKS_REPLICA:
  *
  *                  shard 0   1   2   3
  *     replica 0          0   1   2   3       one copy of the model, cut into four shards
- *     replica 1          4   5   6   7       another: 0 and 4 hold the same shard */
+ *     replica 1          4   5   6   7       another copy; ranks 0 and 4 hold the same shard */
 #pragma once
 
 typedef enum {
@@ -26,8 +26,9 @@ typedef struct {
     int size[MESH_DIMS];
 } Mesh;
 
-/* A set of dimensions (bit d: dimension d), which defines groups of ranks that differ only in
- * these. */
+/* A set of dimensions (bit d is dimension d). The set divides the ranks into groups; the ranks of a
+ * group differ only in these dimensions. A comment behind a set says what the ranks of one group
+ * do. */
 typedef enum {
     RANKS_REPLICA = 1 << MESH_REPLICA,
     RANKS_CONTEXT = 1 << MESH_CONTEXT,                 /* divide the tokens of each sequence */
@@ -43,7 +44,8 @@ typedef enum {
     RANKS_ALL = (1 << MESH_DIMS) - 1
 } Ranks;
 
-/* Meshes of `ranks` ranks. Each function adds a dimension to the one before; each size must divide.
+/* Meshes of `ranks` ranks. Each function adds a dimension to the mesh of the function before it.
+ * Each size must divide the number of ranks that it groups.
  *   mesh_of_shards   `shard` consecutive ranks hold one copy of the model
  *   mesh_of_context  of these, `context` consecutive ranks share sequences
  *   mesh_of_stages   the ranks are first divided into `stages` consecutive groups
@@ -55,8 +57,8 @@ Mesh mesh_of_tensor(int ranks, int stages, int shard, int context, int tensor);
 int mesh_ranks(const Mesh *m);                           /* the product of the sizes */
 int mesh_coordinate(const Mesh *m, int rank, MeshDim d); /* 0 .. size[d] - 1 */
 
-/* The group of `rank` in dimensions g: its number of ranks, the rank's index in it (in the order of
- * ranks), and a number that is unique among the groups of g. */
+/* Properties of the group of `rank` in dimensions g: its number of ranks, the index of `rank` in it
+ * (in the order of ranks), and a number that is unique among the groups of g. */
 int mesh_group_size(const Mesh *m, Ranks g);
 int mesh_group_rank(const Mesh *m, int rank, Ranks g);
 int mesh_group(const Mesh *m, int rank, Ranks g);

@@ -1,9 +1,9 @@
-/* The few calls of NVML that a run needs, found by name in the driver's library. [NVML API
- * Reference Guide]
+/* The few NVML functions that a run needs, found by name in the driver's library [NVML API
+ * Reference Guide].
  *
- * Signatures and numbers are declared here, since only some CUDA toolkits have nvml.h, and the CPU
- * back end, whose tests substitute their own library, is built without a toolkit. They are NVML's
- * ABI, which does not change. */
+ * Signatures and numbers are declared here for two reasons: only some CUDA toolkits have nvml.h,
+ * and the CPU back end, whose tests substitute their own library, is built without a toolkit. Both
+ * belong to NVML's ABI, which does not change. */
 #include "kernels/runtime/nvml.h"
 
 #include <dlfcn.h>
@@ -19,7 +19,7 @@ enum {
     ECC_VOLATILE = 0
 };
 
-/* Why a clock is lowered: nvmlClocksEventReasons. */
+/* Reasons for a lowered clock: nvmlClocksEventReasons. */
 enum {
     REASON_POWER_CAP = 0x04,
     REASON_HARDWARE = 0x08,
@@ -46,7 +46,7 @@ static struct {
                          unsigned *failed);
 } nvml;
 
-/* If a call has two names, newer drivers have the second. */
+/* Where two names have the same pointer, newer drivers have the second name. */
 static const struct {
     const char *name;
     void *call;
@@ -78,7 +78,7 @@ bool nvml_open(const char *address)
     return nvml.init && nvml.find && nvml.init() == 0 && nvml.find(address, &nvml.gpu) == 0;
 }
 
-/* `status`: the return value of the call that wrote x; 0: success. */
+/* Returns x, or NAN if `status`, the return value of the call that wrote x, is not 0. */
 static double value(int status, double x)
 {
     return status == 0 ? x : NAN;
@@ -105,7 +105,7 @@ static double read_ecc(int type)
     return value(status, (double)x);
 }
 
-/* The driver sets the general slowdown along with its cause, if that is known. */
+/* The driver sets the general slowdown together with its cause, if the cause is known. */
 static unsigned slowdowns(Count reasons)
 {
     unsigned faults = 0;

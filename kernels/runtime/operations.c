@@ -1,4 +1,4 @@
-/* The watch of operations, and of queues. */
+/* Sets and calls the watch of operations and queues. */
 #include "kernels/runtime/operations.h"
 
 #include "kernels/runtime/queues.h"
@@ -17,7 +17,7 @@ bool operations_watched(void)
     return watch != NULL;
 }
 
-/* Whether it says something else than an access of memory. */
+/* Returns true if the access describes FLOPs or ranks instead of memory. */
 static bool takes_note(Operation *o, const Access *a)
 {
     if (a->how & MULTIPLIES) {

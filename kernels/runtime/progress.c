@@ -13,7 +13,7 @@ static struct {
     const char *what; /* NULL: no work */
     bool silent, terminal;
     double start, said;
-    atomic_int width; /* columns of the line on the terminal; other threads clear it */
+    atomic_int width; /* columns of the terminal's line; other threads clear the line */
 } work;
 
 void progress_silence(void)
@@ -29,7 +29,8 @@ void progress_begin(const char *what)
     work.said = work.terminal ? work.start + FIRST - PERIOD_ON_TERMINAL : work.start;
 }
 
-/* At most one line of a terminal, or a \r would not return to its begin. */
+/* Limits the text to one line of the terminal. From a second line, \r would not return to the
+ * beginning of the text. */
 static int describe(char *text, size_t size, double share, const char *now)
 {
     const double passed = clock_seconds() - work.start;

@@ -1,5 +1,5 @@
-/* Queues and marks as a back end implements them. device_queue and its like (device.h) call these
- * functions, unless a watch with queues of its own is set (operations.h). */
+/* Queues and marks as a back end implements them. The functions of device.h, such as device_queue,
+ * call these functions, unless a watch with its own queues is set (operations.h). */
 #pragma once
 #include "kernels/runtime/device.h"
 

@@ -9,7 +9,7 @@ static inline bool text_ends_with(const char *text, const char *end)
     return n >= m && strcmp(text + n - m, end) == 0;
 }
 
-/* Whether text is one of these words, which are separated by |. */
+/* Returns true if text is one of these words, which are separated by |. */
 static inline bool text_is_among(const char *text, const char *words)
 {
     const size_t n = strlen(text);
@@ -19,7 +19,7 @@ static inline bool text_is_among(const char *text, const char *words)
     return false;
 }
 
-/* The last folder and the name: "step10/model.safetensors". */
+/* Returns the last folder and the name of a path: "step10/model.safetensors". */
 static inline const char *path_tail(const char *path)
 {
     const char *tail = path + strlen(path);

@@ -24,9 +24,9 @@ static struct {
     Span *span;
     int count, made, open; /* open: the span that trace_end ends */
     int operation;         /* the span of the operation that is being queued */
-    bool record, started;  /* started: between trace_step and trace_step_end */
+    bool record, started;  /* started: true between trace_step and trace_step_end */
     long step;
-    double clock; /* milliseconds of the steps in the file so far */
+    double clock; /* total milliseconds of the steps in the file */
     DeviceMark *begin, *end;
     char *path;
     int rank;
@@ -107,7 +107,7 @@ const char *trace_blocked(int *unit)
     return NULL;
 }
 
-/* Operations without accesses only change settings, and are not recorded. */
+/* Operations without accesses only change settings. Traces do not record these operations. */
 static bool begin_operation(void *none, const Operation *o)
 {
     (void)none;
@@ -138,7 +138,8 @@ void trace_step(long step, bool record)
         operations_watch(&watch);
 }
 
-/* ---- the file: the Trace Event Format's complete events, microseconds ------------------------ */
+/* ---- the file: complete events of the Trace Event Format, in microseconds
+ * ---------------------- */
 
 static void open_file(void)
 {

@@ -1,21 +1,24 @@
-/* A collective waits for ever for a missing rank. Launchers detect a process that has ended, but
- * not its operation, and not a process that hangs. So each rank has a thread that reads, a few
- * times a second, the states of all ranks that it knows: those of its host, and of others what
- * hosts.h brings. It ends the run if
- *   - the process of another rank is gone, without having announced it, or announced but without
- *     having ended the others;
- *   - the device's communication reports an error;
- *   - a thread that its main thread waits for has made no progress for the timeout;
- *   - its own rank has made no progress for the timeout, nor has the rank it waits for. That is a
- *     rank whose watchdog thread has stopped too (SIGSTOP, or a host that is down), else the one
- *     that has entered the fewest collectives, else one that is in none. If all are in the same
- *     collective, they wait for a device. Only the host of rank 0, which knows all ranks, looks for
- *     it; but every host detects that rank 0's has stopped.
- * The first rank of a host that detects a fault reports it, then calls _exit(1): the main thread
+/* A collective waits for ever for a missing rank. Launchers detect a process that has ended.
+ * Launchers do not detect which operation this process was in, and they do not detect a process
+ * that hangs. So each rank has a thread that reads, a few times a second, the states of all ranks
+ * that it knows: those of its host, and those of other hosts that hosts.h brings. This thread ends
+ * the run in four cases:
+ *   - The process of another rank is gone, without having announced its end, or it announced its
+ *     end but has not ended the other ranks.
+ *   - The device's communication reports an error.
+ *   - A worker that its main thread waits for has made no progress for the timeout.
+ *   - Neither its own rank nor the rank that its own rank waits for has made progress for the
+ *     timeout. The rank waited for is one whose watchdog thread has stopped too (SIGSTOP, or a host
+ *     that is down); else the rank that has entered the fewest collectives; else a rank that is in
+ *     no collective. If all ranks are in the same collective, all ranks wait for a device. Only the
+ *     host of rank 0, which knows all ranks, looks for this rank. But every host detects that the
+ *     host of rank 0 has stopped.
+ * The first rank of a host that detects a fault reports it, then calls _exit(1). The main thread
  * may be inside MPI, so no other thread may call MPI, not even MPI_Abort. mpirun ends the other
- * ranks, stopped ones too; if the launcher does not, the other ranks detect that this one is gone.
+ * ranks, including stopped ranks. If the launcher does not end them, they detect that this rank is
+ * gone.
  *
- * Marks and beats are counters, not times: each watchdog measures with its own clock how long a
+ * Marks and beats are counters, not times. Each watchdog measures with its own clock how long a
  * counter has not changed. So a job that was suspended as a whole continues normally, and hosts
  * need no common clock. */
 #include "kernels/runtime/watchdog.h"
@@ -37,20 +40,20 @@
 #include "kernels/runtime/trace.h"
 #include "kernels/runtime/watchdog_marks.h"
 
-/* Memory shared by the ranks of a host. */
+/* Memory that the ranks of a host share. */
 typedef struct {
     atomic_bool spoken;  /* a rank of this host has reported a fault */
     atomic_int leader;   /* the first rank of this host */
-    SharedState state[]; /* (ranks) of all hosts */
+    SharedState state[]; /* (ranks), the ranks of all hosts */
 } SharedTable;
 
-/* What this rank knows of a rank: its state, and for how many seconds its progress and the beats of
- * its watchdog have not changed. */
+/* What this rank knows of a rank: its state, and the seconds since its progress (`idle`) and its
+ * watchdog's beats (`silent`) last changed. */
 typedef struct {
     RankState state;
     unsigned long progress;
     double idle, silent;
-    /* kill() finds its process: the rank is on this host, and no container hides it */
+    /* kill() finds the process of this rank: the rank is on this host, and no container hides it */
     bool visible;
 } View;
 
@@ -60,26 +63,27 @@ typedef struct {
     int who;
 } Fault;
 
-static const double INTERVAL = 0.25; /* seconds; mpirun ends all ranks a second after one */
-/* seconds for ranks that know more, and for the launcher to end all */
+static const double INTERVAL = 0.25; /* seconds; mpirun ends all ranks a second after one ends */
+/* seconds that the launcher, and ranks that may know more about a fault, get to end all ranks */
 static const double GRACE = 2;
-/* seconds without a heartbeat of another host until a warning, */
+/* seconds without a heartbeat of another host until rank 0 prints a warning */
 static const double SILENCE = 5;
-/* and until it can end the run. NOTE: mpirun with the keepalive options of README is earlier. But
- * TCP sends no keepalives while data are unsent: if mpirun had messages for the lost host, as after
- * the end of a rank, it would wait for a quarter of an hour */
+/* seconds without a heartbeat of another host until this can end the run. NOTE: mpirun with the
+ * keepalive options of README ends the run earlier. But TCP sends no keepalives while data are
+ * unsent. If mpirun had messages for the lost host, as after the end of a rank, it would wait for a
+ * quarter of an hour. */
 static const double AWAY_AFTER = 15;
 
-static SharedTable *table; /* NULL: not started, or stopped */
+static SharedTable *table; /* NULL: the watchdog has not started, or has stopped */
 static View *view;         /* (ranks) */
 static int ranks, self;
 static int stopping; /* an eventfd that watchdog_stop writes */
-/* seconds; the main thread may change this value and the next one */
+/* seconds; the main thread may change most_seconds and name_of */
 static _Atomic int most_seconds;
 static void (*_Atomic name_of)(int unit, char text[WATCHDOG_UNIT_NAME]);
 static pthread_t thread;
 
-/* This rank is about to end all ranks with its own message. */
+/* Announces that this rank is about to end all ranks with its own message. */
 static void leave(void)
 {
     const long leaving = 1;
@@ -88,7 +92,7 @@ static void leave(void)
 
 /* ---- messages -------------------------------------------------------------------------------- */
 
-/* "all-gather of block 3"; returns the length */
+/* Writes "all-gather of block 3". Returns the length. */
 static int name_unit(char text[128], const char *operation, int unit)
 {
     void (*name)(int, char *) = name_of;
@@ -99,14 +103,14 @@ static int name_unit(char text[128], const char *operation, int unit)
     return snprintf(text, 128, "%s of %s", operation, called);
 }
 
-/* The busy worker that s waits for; NULL: none. */
+/* Returns the busy worker that the rank waits for; NULL: none. */
 static const WorkerState *needed(const RankState *s)
 {
     const WorkerState *w = &s->worker[s->main.needs];
     return w->busy ? w : NULL;
 }
 
-/* What the rank s does; if it waits for a worker, what the worker does. */
+/* Returns what a rank does or, if it waits for a worker, what the worker does. */
 static const char *operation_of(const RankState *s)
 {
     const char *text = needed(s) ? needed(s)->doing : s->main.operation;
@@ -120,7 +124,7 @@ void watchdog_operation(char text[OPERATION_NAME])
     strcpy(text, operation_of(&s));
 }
 
-/* "all-gather of block 3 in step 12" */
+/* Writes "all-gather of block 3 in step 12". */
 static void describe(char text[128], const RankState *s)
 {
     int n = name_unit(text, operation_of(s), needed(s) ? -1 : s->main.unit);
@@ -128,7 +132,7 @@ static void describe(char text[128], const RankState *s)
         snprintf(text + n, (size_t)(128 - n), " in step %ld", s->main.step);
 }
 
-/* One line with rank, host and operation. */
+/* Writes one line with rank, host and operation. */
 static void compose(char *text, size_t size, const Fault *f)
 {
     const struct {
@@ -149,7 +153,7 @@ static void compose(char *text, size_t size, const Fault *f)
     };
     const View *v = &view[f->who];
     int unit = -1;
-    /* the main thread, which writes the trace, waits */
+    /* reading the trace is safe, because the main thread, which writes it, waits */
     const char *blocked = f->kind == NOBODY ? trace_blocked(&unit) : NULL;
     char what[64], does[128], here[128], other[160] = "";
     snprintf(what, sizeof what, said[f->kind].what, v->silent > v->idle ? v->silent : v->idle);
@@ -166,14 +170,14 @@ static void compose(char *text, size_t size, const Fault *f)
              said[f->kind].why);
 }
 
-/* write, not stdio: the main thread may hold stderr's lock. */
+/* Calls write instead of stdio, because the main thread may hold stderr's lock. */
 static void say(const char *text)
 {
     ssize_t written = write(STDERR_FILENO, text, strlen(text));
     (void)written;
 }
 
-/* Whether a rank other than this one and `who` is about to end all. */
+/* Returns true if a rank other than this rank and `who` is about to end all ranks. */
 static bool others_speak(int who)
 {
     bool speak = false;
@@ -185,8 +189,9 @@ static bool others_speak(int who)
     return speak;
 }
 
-/* One rank per host prints the text, unless another, except `who`, is about to end all. The pause:
- * when mpirun ends the other ranks, it drops output that it has not read. */
+/* Ends this rank. One rank per host prints the text, unless another rank, except `who`, is about to
+ * end all ranks. The pause is needed because mpirun drops output that it has not read when it ends
+ * the other ranks. */
 static _Noreturn void end(const char *text, int status, int who)
 {
     const bool silent = table && (atomic_exchange(&table->spoken, true) || others_speak(who));
@@ -201,14 +206,14 @@ static _Noreturn void report(const Fault *f)
     char text[1500];
     compose(text, sizeof text, f);
     leave();
-    hosts_exchange(); /* so that other hosts know who ends all */
-    /* launchers need longer than GRACE to end several hosts after an error of `who` itself */
+    hosts_exchange(); /* so that other hosts know which rank ends all ranks */
+    /* launchers need longer than GRACE to end several hosts after an error of `who` */
     end(text, 1, comm_local_size() == ranks ? f->who : self);
 }
 
-/* NOTE: launchers send signals, too, to the ranks that remain after one has ended: its message, or
- * that of the watchdogs, comes first. Ranks without a watchdog yet wait for rank 0, whose end ends
- * them too. */
+/* NOTE: when a rank has ended, launchers send signals to the remaining ranks, too. The message of
+ * the ended rank, or that of the watchdogs, should come first. Ranks that have no watchdog yet wait
+ * for rank 0, whose end ends them too. */
 void watchdog_end(const char *text, int status)
 {
     usleep(table ? (useconds_t)(2 * INTERVAL * 1e6) : comm_rank() > 0 ? 1000000 : 0);
@@ -224,8 +229,8 @@ static bool is_here(const View *v)
     return v->state.leader == table->leader;
 }
 
-/* Rank 0 warns of a silent host long before it counts as a fault: the launcher may detect it too,
- * and end all without naming ranks. */
+/* Rank 0 warns of a silent host long before the silence counts as a fault, because the launcher may
+ * detect it too, and end all ranks without naming any. */
 static void warn_of_silence(const View *v)
 {
     char text[256];
@@ -237,7 +242,8 @@ static void warn_of_silence(const View *v)
     say(text);
 }
 
-/* Progress of a rank counts at its beats only: states of other hosts come late. */
+/* Updates `view`. Progress of a rank is compared only when it beats, because states of other hosts
+ * arrive late. */
 static void look(double passed)
 {
     for (View *v = view; v < view + ranks; v++) {
@@ -262,7 +268,7 @@ static bool is_late(const View *v)
     return v->idle >= (double)most_seconds * (patient ? PATIENCE : 1);
 }
 
-/* Whether y is likelier to wait for x than x for y. */
+/* Returns true if rank y is likelier to wait for rank x than rank x is to wait for rank y. */
 static bool is_behind(const View *x, const View *y)
 {
     const Marks *a = &x->state.main, *b = &y->state.main;
@@ -273,19 +279,19 @@ static bool is_behind(const View *x, const View *y)
     return !a->waits && b->waits;
 }
 
-/* The rank that this one waits for in vain. */
+/* Finds the rank that this rank waits for in vain. */
 static Fault find_hung(void)
 {
     const View *own = &view[self], *last = own;
     bool differ = false;
     for (const View *v = view; v < view + ranks; v++) {
-        if (v->state.beats == 0) /* unknown */
+        if (v->state.beats == 0) /* the state of this rank is unknown */
             continue;
         differ = differ || is_behind(v, own) || is_behind(own, v);
         if (is_behind(v, last))
             last = v;
     }
-    if (!is_late(last)) /* it makes progress, slowly */
+    if (!is_late(last)) /* the rank makes progress, but slowly */
         return (Fault){ NO_FAULT };
     return (Fault){ !differ && own->state.main.waits ? NOBODY : HUNG, (int)(last - view) };
 }
@@ -293,7 +299,7 @@ static Fault find_hung(void)
 static Fault find_fault(int ended)
 {
     const View *own = &view[self];
-    /* seconds until a thread counts as stopped */
+    /* seconds without a beat until a watchdog thread counts as stopped */
     const double stopped = most_seconds > 4 ? most_seconds / 2.0 : 2;
     int silent = -1;
     for (int i = 0; i < ranks; i++) {
@@ -312,12 +318,12 @@ static Fault find_fault(int ended)
         return (Fault){ NO_FAULT };
     if (needed(&own->state))
         return (Fault){ HUNG, self };
-    /* if a host is silent, the ranks of the other hosts may wait for different operations */
+    /* if a host is silent, ranks of the other hosts may wait for different operations */
     const bool elsewhere = view[0].state.beats > 0 && !is_here(view);
     return silent >= 0 || elsewhere ? (Fault){ NO_FAULT } : find_hung();
 }
 
-/* Whether another rank may know more about the fault. */
+/* Returns true if another rank may know more about the fault. */
 static bool others_know(const Fault *f)
 {
     return f->kind == LEFT || f->kind == NOBODY || !is_here(&view[f->who]);
@@ -328,7 +334,7 @@ static void *watch(void *nothing)
     struct pollfd stop = { .fd = stopping, .events = POLLIN };
     double last = clock_seconds(), faulty = 0;
     for (unsigned long beats = 1; poll(&stop, 1, (int)(INTERVAL * 1e3)) <= 0; beats++) {
-        /* if the interval was longer, this process was suspended */
+        /* a longer interval means that this process was suspended */
         double now = clock_seconds(), passed = now - last < 1 ? now - last : 1;
         last = now;
         state_write(&table->state[self], &beats, STATE_MEMBER(beats));
@@ -359,7 +365,7 @@ void watchdog_set_names(void (*name)(int unit, char text[WATCHDOG_UNIT_NAME]))
     name_of = name;
 }
 
-/* Writes the ranks' states at the start into the table of this host. */
+/* Writes the initial states of the ranks into the table of this host. */
 static void show_ranks(void)
 {
     RankState own = { .rank = self, .pid = getpid() }, *all = xcalloc((size_t)ranks, sizeof *all);
@@ -405,7 +411,7 @@ void watchdog_stop(void)
     eventfd_write(stopping, 1);
     pthread_join(thread, NULL);
     close(stopping);
-    comm_barrier(); /* from here on the end of a rank is not a fault */
+    comm_barrier(); /* from here on, the end of a rank is not a fault */
     hosts_stop();
     free(view);
     watchdog_show(NULL);

@@ -1,12 +1,12 @@
-/* What this rank does now. */
+/* Records what this rank does now. */
 #include "kernels/runtime/watchdog_marks.h"
 
 #include <stdio.h>
 
 #include "kernels/runtime/rank_state.h"
 
-static Marks now = { .unit = -1, .stage = -1 }; /* state of the main thread, as last shown */
-static SharedState alone;                       /* no watchdog reads it */
+static Marks now = { .unit = -1, .stage = -1 }; /* state of the main thread, as last written */
+static SharedState alone;                       /* the state if there is no watchdog */
 static SharedState *own = &alone;
 
 static void show(void)
@@ -45,7 +45,7 @@ void watchdog_mark_together(const char *operation, int unit)
     mark(operation, unit, true, true);
 }
 
-/* A neighbour makes other marks, so these are not counted. */
+/* The neighbour makes different marks, so these marks are not counted in `together`. */
 void watchdog_mark_neighbour(const char *operation, int unit)
 {
     mark(operation, unit, false, true);
