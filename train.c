@@ -1,8 +1,8 @@
 /* coat.c: mpirun ./train config.yaml [--a.b=c ...]
  *
- * Every rank reads the configuration and places the model in memory. Then for each step:
- *     forward and backward of each micro-batch, the first of which writes gradients while the others accumulate; sum gradients over
- *     ranks; clip; update; log; at intervals evaluate and save. */
+ * Every rank reads the configuration and places the model in memory. Then, for each step:
+ *     forward and backward of each micro-batch (the first writes gradients, later ones accumulate);
+ *     sum gradients over ranks; clip; update; log; at intervals evaluate and save. */
 #include <math.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -39,12 +39,13 @@
 #include "model/shape/units.h"
 #include "model/update/update.h"
 
-enum { FIRST_TIMEOUT = 600 }; /* seconds: default of timeout_seconds, until it is read */
+/* seconds: default of timeout_seconds, until the configuration is read */
+enum { FIRST_TIMEOUT = 600 };
 
 static atomic_int training, asked_to_stop; /* a signal handler may run in any thread */
 
-/* Until the first step a signal ends the process at once: what was loaded is still on disk. NOTE:
- * called in a signal handler. */
+/* Before the first step, a signal ends the process at once: the loaded state is still on disk.
+ * NOTE: runs as a signal handler. */
 static _Noreturn void end_before_training(int number)
 {
     char text[256] = "error: SIG", operation[OPERATION_NAME];
@@ -67,15 +68,16 @@ static void on_signal(int number)
         signal(SIGINT, SIG_DFL);
 }
 
-/* A signal that is ignored, as SIGHUP under nohup, stays ignored. Not SIGINT, which shells let
- * background processes ignore. */
+/* A signal that the process ignores, as SIGHUP under nohup, stays ignored. SIGINT is an exception,
+ * because shells let background processes ignore it. */
 static void stop_at_signal(int number)
 {
     if (signal(number, on_signal) == SIG_IGN && number != SIGINT)
         signal(number, SIG_IGN);
 }
 
-/* NOTE: mpirun forwards SIGUSR1 and 2, but kills ranks a second after it gets SIGTERM or SIGHUP. */
+/* NOTE: mpirun forwards SIGUSR1 and SIGUSR2. After SIGTERM or SIGHUP, mpirun kills the ranks within
+ * a second. */
 static void set_signals(void)
 {
     static const int stopping[] = { SIGTERM, SIGHUP, SIGINT, SIGUSR1, SIGUSR2, SIGXCPU };
@@ -83,11 +85,11 @@ static void set_signals(void)
         stop_at_signal(stopping[i]);
 }
 
-/* Reads this rank's part of the next batch. All ranks get the number of labels of all ranks, and
- * *stop if any rank was asked to stop, so that all stop at the same step. Returns false if there is
- * no batch: the run stops before this step, which `may_stop` allows, or a rank has no data: then
- * *failed on all ranks, and *problem on that rank. Ranks that are ready poll, as in
- * checkpoint_finish: shuffling an epoch, or a file server, may take minutes. */
+/* Reads this rank's part of the next batch. Sets *labels to the number of labels of all ranks. Sets
+ * *stop if any rank was asked to stop, so that all ranks stop at the same step. Returns false in
+ * two cases: the run stops before this step, which `may_stop` allows; or a rank has no data. Then
+ * *failed is set on all ranks, and *problem on the rank without data. Ranks that are ready poll, as
+ * in checkpoint_finish, because shuffling an epoch, or a file server, may take minutes. */
 static bool next_batch(Run *r, double *labels, bool may_stop, bool *stop, bool *failed,
                        const char **problem)
 {
@@ -103,7 +105,7 @@ static bool next_batch(Run *r, double *labels, bool may_stop, bool *stop, bool *
             ready = loader_next(r->loader, b);
             CHECK(ready, "step %ld: no data", r->state.step + 1);
         }
-        /* once for the ranks that share them */
+        /* ranks that share sequences count their labels once */
         x[0] = ready && comm_group_rank(RANKS_SEQUENCE) == 0 ? (double)b->labels : 0;
         x[1] = asked_to_stop != 0;
         x[2] = !ready;
@@ -137,8 +139,8 @@ static Losses forward_backward(Run *r, const Batch *b, double labels)
     return (Losses){ x[0], x[1] };
 }
 
-/* One step. No update is made if loss or gradient is not finite, or at a spike unless spikes is
- * warn. */
+/* One step. Makes no update if the loss or the gradient is not finite, or at a spike unless
+ * `spikes` is `warn`. */
 static StepStats train_step(Run *r, double labels)
 {
     const Config *c = r->config;
@@ -159,7 +161,7 @@ static StepStats train_step(Run *r, double labels)
     s->tokens += (long)schedule_batch(c, s->step) * c->model.max_sequence_length;
     s->loader = loader_state(r->loader);
     double max_norm = schedule_max_grad_norm(c, s->step, s->tokens);
-    if (labels == 0) /* no mean */
+    if (labels == 0) /* without labels there is no mean */
         loss = (Losses){ NAN, NAN };
     StepStats t = { .step = s->step,
                     .tokens = s->tokens,
@@ -195,8 +197,8 @@ static void finish_saving(Run *r)
     watchdog_set_patient(false);
 }
 
-/* An evaluator's data were valid at the start of the run and are not now: training continues
- * without it, eval_only dies. */
+/* problem: error of evaluator i, whose data were valid when the run started; NULL: none. Training
+ * continues without this evaluation; eval_only dies. */
 static void leave_out(const Run *r, int i, char *problem)
 {
     if (problem && r->config->eval_only)
@@ -206,8 +208,8 @@ static void leave_out(const Run *r, int i, char *problem)
     free(problem);
 }
 
-/* Runs evaluator i, whose metrics are named by `label`. True: the run was asked to stop, and the
- * evaluation ended early. */
+/* Runs evaluator i; `label` names its metrics. Returns true if the run was asked to stop, so that
+ * the evaluation ended early. */
 static bool evaluate_by(Run *r, int i, const char *label)
 {
     const Config *c = r->config;
@@ -227,14 +229,14 @@ static bool evaluate_by(Run *r, int i, const char *label)
     return e.cut;
 }
 
-/* Runs all evaluators, or, unless `all`, those without results of an earlier process for this step.
- * Returns as evaluate_by. */
+/* Runs all evaluators, or, unless `all`, only those for which an earlier process logged no results
+ * at this step. Returns true as evaluate_by does. */
 static bool evaluate_all(Run *r, bool all)
 {
     bool cut = false;
     log_pause(r->log);
     for (int i = 0; i < r->config->num_eval && !cut; i++) {
-        /* rank 0 has the log */
+        /* only rank 0 has the log */
         const bool written = agree_any(!all && comm_rank() == 0 && log_evaluated(r->log, i));
         cut = !written && evaluate_by(r, i, r->config->eval[i].label);
     }
@@ -242,8 +244,8 @@ static bool evaluate_all(Run *r, bool all)
     return cut;
 }
 
-/* Evaluates the average of the weights, if the run evaluates, and writes it. Returns as
- * evaluate_by. */
+/* Evaluates the average of the weights, if the run evaluates, and writes the average. Returns true
+ * as evaluate_by does. */
 static bool use_average(Run *r)
 {
     const Config *c = r->config;
@@ -265,9 +267,9 @@ static bool use_average(Run *r)
     return cut;
 }
 
-/* As in OLMo: with save_num_checkpoints_to_keep 0 there are only the permanent checkpoints of
- * save_interval_unsharded and the newest of save_interval_ephemeral; otherwise the end of training
- * is saved whatever the intervals are. */
+/* As in OLMo. If save_num_checkpoints_to_keep is 0, a run saves only the permanent checkpoints of
+ * save_interval_unsharded and the newest checkpoint of save_interval_ephemeral. Otherwise it also
+ * saves the end of training, whatever the intervals are. */
 static bool is_saved(const Config *c, long step, bool last)
 {
     const bool some = c->save_num_checkpoints_to_keep != 0;
@@ -293,7 +295,7 @@ static void save(Run *r)
 }
 
 /* A bad update shows in the loss of the next step. So a checkpoint replaces older ones only after a
- * later finite loss, and none is started at a step that is not finite. */
+ * later finite loss, and no save starts at a step that is not finite. */
 static void save_and_publish(Run *r, const StepStats *t)
 {
     if (!t->finite) {
@@ -326,15 +328,16 @@ static bool samples_here(const Run *r)
     return is_due(r->state.step, r->config->samples.interval) || run_is_over(r);
 }
 
-/* Whether samples of the loaded checkpoint's step are missing in the log, which rank 0 has. */
+/* Whether the log, which only rank 0 has, lacks the samples of the loaded checkpoint's step. */
 static bool samples_owed(const Run *r)
 {
     return agree_any(comm_rank() == 0 && r->saved_step == r->state.step && samples_here(r) &&
                      !log_sampled(r->log));
 }
 
-/* Ends a run whose next step has no data; saves the state. problem: of this rank, NULL: of another.
- * lost: number of steps in a row, up to this one, that were not finite. */
+/* Saves the state and ends a run whose next step has no data. problem: this rank's error; NULL: the
+ * error is on another rank. lost: number of consecutive steps, up to this one, that were not
+ * finite. */
 static _Noreturn void end_for_data(Run *r, int lost, const char *problem)
 {
     const int speaker = agree_first(problem != NULL);
@@ -349,23 +352,23 @@ static _Noreturn void end_for_data(Run *r, int lost, const char *problem)
         die("%s; step %ld has no data, and %s", problem, r->state.step + 1,
             folder_say_latest(r->config->save_folder));
     while (true)
-        comm_barrier(); /* the rank with the problem ends all ranks */
+        comm_barrier(); /* the rank with the error ends all ranks */
 }
 
 static void train(Run *r)
 {
     const Config *c = r->config;
-    /* until here the end of stdout's reader ends the process silently, as that of --help */
+    /* before this line, a closed stdout ends the process silently, as with --help */
     stop_at_signal(SIGPIPE);
     bool stop = evaluates_first(r) && evaluate_all(r, false);
     if (samples_owed(r))
         stop |=
             samples_write(r->samples, &r->model, &r->store, r->log, r->state.step, &asked_to_stop);
-    /* an earlier process ended before that */
+    /* an earlier process may have ended before it wrote the average */
     if (average_is_complete(&r->store, c, &r->state) && !average_is_written(c, &r->state))
         stop |= use_average(r);
-    int lost = 0;                                    /* steps in a row that were not finite */
-    while (!run_is_over(r) && (!stop || lost > 0)) { /* stops only after a finite step */
+    int lost = 0;                                    /* consecutive steps that were not finite */
+    while (!run_is_over(r) && (!stop || lost > 0)) { /* a run stops only after a finite step */
         const TrainState before = r->state;
         double labels;
         const char *problem;
@@ -380,14 +383,15 @@ static void train(Run *r)
         log_step(r->log, &t);
         gpu_health_step(r->health, t.step, t.tokens);
         divergence_warn(r, &t);
-        if (t.spike && c->spikes == SPIKES_STOP) /* the store still has the weights of `before` */
+        /* the store still has the weights that belong to `before` */
+        if (t.spike && c->spikes == SPIKES_STOP)
             divergence_end_spike(r, &before);
         average_step(&r->store, c, t.step);
         lost = t.finite ? 0 : lost + 1;
         if (lost == 3 || (lost > 0 && run_is_over(r)))
             divergence_end(r, lost);
         save_and_publish(r, &t);
-        /* before evaluating: an error there must not lose the checkpoint */
+        /* save before evaluation: an error there must not lose the checkpoint */
         if (run_is_over(r))
             finish_saving(r);
         if (evaluates_here(r))
@@ -434,7 +438,7 @@ static void train_or_evaluate(const Config *c)
 static const ModelConfig *trained_model;
 _Static_assert((int)UNIT_NAME == (int)WATCHDOG_UNIT_NAME, "the watchdog names units");
 
-/* For messages of the watchdog. */
+/* Names a unit in messages of the watchdog. */
 static void name_unit(int unit, char text[WATCHDOG_UNIT_NAME])
 {
     unit_name(trained_model, unit, text);
@@ -442,7 +446,7 @@ static void name_unit(int unit, char text[WATCHDOG_UNIT_NAME])
 
 int main(int argc, char **argv)
 {
-    /* a write beyond ulimit -f fails instead, and a message names the file */
+    /* a write beyond ulimit -f then fails, and a message names the file */
     signal(SIGXFSZ, SIG_IGN);
     if (export_options_asked(argc, argv)) { /* no signal handlers: there is nothing to save */
         comm_start(&argc, &argv);
@@ -465,7 +469,7 @@ int main(int argc, char **argv)
     trained_model = &c->model;
     watchdog_set_names(name_unit);
     if (c->dry_run) {
-        watchdog_stop(); /* a plan may take longer than its timeout */
+        watchdog_stop(); /* a plan may take longer than the watchdog's timeout */
         run_plan(c);
         check_printed();
         config_free(c);

@@ -1,4 +1,4 @@
-/* Memory of batches. */
+/* Allocates and frees batches. */
 #include "data/batch.h"
 
 #include "kernels/runtime/error.h"

@@ -1,4 +1,4 @@
-/* Finds documents by eos or by metadata. Metadata are needed if a chat template ends each turn of a
+/* Finds documents by eos or by metadata. Metadata is needed if a chat template ends each turn of a
  * conversation with the eos. */
 #include "data/documents.h"
 
@@ -10,7 +10,8 @@
 #include <sys/stat.h>
 #include <zlib.h>
 
-enum { TOKENS_A_BEAT = 1 << 22, ROWS_A_BEAT = 1 << 16 }; /* a few milliseconds of work */
+/* numbers of tokens, and of rows, between two beats: a few milliseconds of work */
+enum { TOKENS_A_BEAT = 1 << 22, ROWS_A_BEAT = 1 << 16 };
 
 static void each_by_eos(const Shard *s, const DataSpec *spec, DocumentFn *take, void *arg)
 {
@@ -59,8 +60,8 @@ static gzFile open_metadata(const Shard *s, const DataSpec *spec, const char *pa
     return f;
 }
 
-/* Reads the next row, without its line end, truncated to `size`. False: there is none, or it cannot
- * be read completely. */
+/* Reads the next row, without its line end, truncated to `size`. Returns false if there is no next
+ * row, or if it cannot be read completely. */
 static bool read_row(gzFile f, char *row, int size)
 {
     int length = 0, c, error;
@@ -74,7 +75,7 @@ static bool read_row(gzFile f, char *row, int size)
     return c == '\n' || (length > 0 && error == Z_OK);
 }
 
-/* "12,345" or "12,345,...". */
+/* Reads a row "12,345" or "12,345,...". */
 static bool parse_row(uint64_t *start, uint64_t *end, const char *row)
 {
     char *at;
@@ -163,7 +164,7 @@ Begins documents_begins(const Shard *s, const DataSpec *spec)
 
 void documents_mark(uint8_t *begins, const Begins *b, uint64_t first, int T)
 {
-    uint64_t low = 0, high = b->count; /* binary search for the first that is >= `first` */
+    uint64_t low = 0, high = b->count; /* binary search for the first boundary that is >= `first` */
     while (low < high) {
         const uint64_t middle = low + (high - low) / 2;
         if (b->at[middle] < first)

@@ -1,6 +1,6 @@
 /* Three pages are enough: a file that was tokenized differently, shuffled or replaced differs
- * nearly everywhere. Reading whole files could take hours: a corpus has thousands, perhaps on a
- * file server. */
+ * nearly everywhere. Reading whole files could take hours, because a corpus has thousands of files,
+ * perhaps on a file server. */
 #include "data/hash.h"
 
 #include <sys/mman.h>
@@ -15,7 +15,7 @@ uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes)
     return hash;
 }
 
-/* They start at multiples of a page. */
+/* The three ranges of 4096 bytes start at multiples of a page. */
 uint64_t hash_pages(uint64_t hash, const void *map, size_t bytes)
 {
     const size_t offset[] = { 0, bytes / 2 / PAGE * PAGE, (bytes - 1) / PAGE * PAGE };

@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdlib.h>
 
-/* The object in a file of the folder; NULL: there is none. */
+/* Reads the JSON object in a file of the folder. Returns NULL if there is no such file. */
 static json_t *read_file(const char *model, const char *name)
 {
     char *path = xasprintf("%s/%s", model, name);
@@ -25,8 +25,8 @@ static json_t *read_processor(const char *model)
     return read_file(model, "preprocessor_config.json");
 }
 
-/* 1 is 1.0. A number stands for an object of such numbers: a size of 336 is {"shortest_edge":
- * 336}. */
+/* Whether two settings are equal. 1 equals 1.0. A number equals an object whose values are all this
+ * number: 336 equals {"shortest_edge": 336}. */
 static bool same(const json_t *given, const json_t *used)
 {
     const char *key;

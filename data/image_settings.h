@@ -1,16 +1,17 @@
-/* What features of images depend on besides the images and the weights of the vision tower:
- * settings in the model's folder. Inside data/ only.
+/* The settings of a model's folder on which image features depend. (The features also depend on the
+ * images and on the weights of the vision tower.) Inside data/ only.
  *
- * features.json has them as scripts/image_settings.py writes them, each with the value that made
- * the features and the value of a folder that does not say it:
+ * features.json contains the settings as scripts/image_settings.py writes them. Each has two
+ * values: the value that made the features, and the default of a folder without the setting:
  *     "settings": {"config": {"vision_feature_layer": [-2, -2], ...}, "vision_config": {"hidden_act": ["gelu", "quick_gelu"], ...},
  *                  "image_processor": {"size": [{"shortest_edge": 336}, {"shortest_edge": 224}], ...}}
- * config: keys of config.json; vision_config: of that object in it; image_processor: of that object
- * in processor_config.json, or else keys of preprocessor_config.json. */
+ * config: keys of config.json. vision_config: keys of the object vision_config in config.json.
+ * image_processor: keys of the object image_processor in processor_config.json; if there is none,
+ * keys of preprocessor_config.json. */
 #pragma once
 #include <jansson.h>
 
-/* Compares the settings with those in the folder of a model. Returns a text about the difference,
- * which the caller owns; NULL: there is none, or the folder has no vision_config. If the folder
- * lacks a file, the settings of that file are not compared. */
+/* Compares the settings with the settings in a model's folder. Returns a description of the
+ * difference, which the caller owns; NULL: they are equal, or the folder has no vision_config.
+ * Settings of a file that the folder lacks are not compared. */
 char *image_settings_differing(const json_t *settings, const char *model);

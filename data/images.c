@@ -14,7 +14,8 @@
 static const char PATHS_KEY[] = "data.image_paths",
                   MAKE[] = "make it again with scripts/make_image_features.py";
 
-/* tokens between two counts of image tokens; bytes in front of an index */
+/* BLOCK: tokens between two counts of image tokens. ID_BYTES: bytes of the id at the start of an
+ * index */
 enum { BLOCK = 4096, ID_BYTES = 8 };
 
 /* ---- features -------------------------------------------------------------------------------- */
@@ -140,9 +141,9 @@ void features_check_tower(const ImageFeatures *f, uint64_t tower, const char *mo
              "tower of %s",
              f->key, f->folder, model);
     if (f->tower != 0 && f->tower != tower)
-        die("%s: %s/features.json: these are features of a vision tower with other weights "
-            "(%016" PRIx64 ") than that of %s (%016" PRIx64
-            "). Make them again with that folder: scripts/make_image_features.py --model %s",
+        die("%s: %s/features.json: the features were made with a vision tower whose weights "
+            "(%016" PRIx64 ") differ from the tower of %s (%016" PRIx64
+            "). Make the features again: scripts/make_image_features.py --model %s",
             f->key, f->folder, f->tower, model, tower, model);
     check_settings(f, model, quiet);
 }
@@ -181,7 +182,7 @@ const void *features_row(const ImageFeatures *f, const Shard *s, uint64_t k)
 bool features_is_finite(const ImageFeatures *f, const void *row)
 {
     for (int c = 0; c < f->cols; c++) {
-        uint16_t upper; /* sign, exponent and first digits of either format */
+        uint16_t upper; /* sign, exponent and first digits of a BF16 or F32 value */
         memcpy(&upper, (const char *)row + (size_t)c * item_bytes(f) + (f->f32 ? 2 : 0),
                sizeof upper);
         if ((upper & 0x7f80) == 0x7f80)
@@ -214,13 +215,13 @@ static void check_entries(const Shard *s, const ImageFeatures *f, const char *ke
                 (unsigned long long)most);
 }
 
-/* The configuration's name of what spec describes, for messages. */
+/* For messages: the configuration's name of the data that spec describes. */
 static const char *key_of(const DataSpec *spec, const char *key)
 {
     return spec->key ? spec->key : key;
 }
 
-/* For open_index. */
+/* The arguments of open_index. */
 typedef struct {
     const DataSpec *spec;
     const ImageFeatures *features;
@@ -236,8 +237,8 @@ static void open_index(void *who, Shard *s, const char *path)
     shard_tell(spec, "counting the images of", s->path);
     s->image_map = map_file(&bytes, key, path);
     if (bytes < ID_BYTES || (bytes - ID_BYTES) % sizeof(uint32_t) != 0)
-        die("%s: %s has %zu bytes; expected %d and 4 for each image: truncated? Make it again with "
-            "scripts/make_chat_shards.py",
+        die("%s: %s has %zu bytes; expected %d bytes, and 4 bytes for each image. The file may "
+            "be truncated: make it again with scripts/make_chat_shards.py",
             key, path, bytes, ID_BYTES);
     memcpy(&id, s->image_map, sizeof id);
     if (id != f->id)
@@ -286,7 +287,7 @@ uint64_t images_before(const Shard *s, uint64_t offset, int token)
     return n;
 }
 
-/* Whether the shard may have this token, as it has an index. */
+/* Whether the shard may have this token: without an index a shard must not have image tokens. */
 static bool may_show(const Shard *s, const ImageFeatures *f, const DataSpec *spec, uint64_t offset,
                      char *error, size_t size)
 {

@@ -1,7 +1,7 @@
-/* An instance is T consecutive tokens of one file (the rest at the end of a file is not used), or
- * with spec.best_fit the documents of one packed sequence, then padding. Instances are numbered
- * through all files, or through the packing. The packing depends only on the files, T and spec's
- * fields about documents, not on seeds or ranks. */
+/* An instance is T consecutive tokens of one file (a rest at the end of the file is not used). With
+ * spec.best_fit, an instance is the documents of one packed sequence, then padding. Instances are
+ * numbered through all files, or through the packing. The packing depends only on the files, T and
+ * spec's fields about documents; seeds and ranks do not change it. */
 #include "data/instances.h"
 
 #include "data/hash.h"
@@ -13,8 +13,8 @@
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-/* Numbers the instances. Files too short for one are no error: collections of shards often have a
- * few. */
+/* Numbers the instances. A file too short for one instance is no error, because collections of
+ * shards often have a few such files. */
 static void count_instances(Instances *s)
 {
     int T = s->spec.sequence_length, unused = 0;
@@ -55,8 +55,8 @@ static void check_count(const Instances *s, int batch)
             (unsigned long long)needed, needed > 1 ? "global_train_batch_size or " : "");
 }
 
-/* Folders are left out: data may move. The hash of unpacked files without metadata must never
- * change. */
+/* Hashes no names of folders, because data may move. NOTE: the hash of unpacked files without
+ * metadata must never change. */
 static uint64_t hash_files(const Instances *s)
 {
     uint64_t hash = HASH_OF_NOTHING;
@@ -83,8 +83,8 @@ static uint64_t hash_files(const Instances *s)
     return hash;
 }
 
-/* Warns if tokens are in no document: the corpus was filtered, or the metadata belong to another
- * file. */
+/* Finds the documents. Warns if tokens are in no document: then the corpus was filtered, or the
+ * metadata belongs to another file. */
 static void find_begins(Instances *s)
 {
     uint64_t inside = 0;
@@ -94,8 +94,8 @@ static void find_begins(Instances *s)
         inside += s->begins[f].inside;
     }
     if (inside < s->tokens && !s->spec.reopened)
-        warn("%s: by the metadata, %llu of %llu tokens are in no document; packing concat still "
-             "trains on them, best_fit does not",
+        warn("%s: according to the metadata, %llu of %llu tokens are in no document; data.packing "
+             "concat trains on these tokens, best_fit does not",
              s->shards[0].key, (unsigned long long)(s->tokens - inside),
              (unsigned long long)s->tokens);
 }
@@ -140,7 +140,7 @@ void instances_close(Instances *s)
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-/* The file of an instance (if packed: of a token): the last one whose first is <= number. */
+/* The file of an instance (packed: of a token): the last file with first <= number. */
 static int find_shard(const Instances *s, uint64_t number)
 {
     int low = 0, high = s->num_shards;
@@ -154,7 +154,7 @@ static int find_shard(const Instances *s, uint64_t number)
     return low;
 }
 
-/* Reads n tokens of a file from `offset` on, with targets; returns as instance_read. */
+/* Reads n tokens of a file from `offset` on, with targets; returns what instance_read returns. */
 static long read_tokens(Row row, const Instances *s, const Shard *shard, uint64_t offset, int n,
                         char *error, size_t size)
 {

@@ -2,17 +2,17 @@
  * step.
  *
  * An instance is the content of a sequence (instances.h). Epoch e has the order numpy_shuffle(seed
- * + e), or file order. Step k is positions k*G .. k*G+G-1 of that order; rank r of W takes every
- * W-th of them, starting with the r-th. So the data of a step do not depend on the number of ranks,
- * and a resumed run only needs epoch and position. Without drop_last the last step of a shuffled
- * epoch is filled with empty sequences: an epoch has every label once, and the next epoch begins
- * with a new step. The positions of a step of a mixture are those that the mixture gives next; each
- * source has its own epochs (source.h), which begin anywhere in a step.
+ * + e), or file order. Step k has the positions k*G .. k*G+G-1 of that order, where G is the batch;
+ * rank r of W takes every W-th of these positions, starting with the r-th. So the data of a step do
+ * not depend on the number of ranks, and a resumed run only needs epoch and position. Without
+ * drop_last, empty sequences fill the last step of a shuffled epoch: an epoch has every label once,
+ * and the next epoch begins with a new step. With a mixture, a step takes the mixture's next
+ * instances; each source has its own epochs (source.h), which may begin inside a step.
  *
  * A thread fills a ring of batches ahead of the training loop:
  *     EMPTY -fill-> READY -loader_next-> HELD -loader_next-> EMPTY          head - tail = entries READY or HELD
  * (1) Only the thread touches the orders of sources, `ahead` and EMPTY entries; only the caller
- * touches READY and HELD ones. (2) loader_seek and loader_limit stop the thread, and the next
+ * touches READY and HELD entries. (2) loader_seek and loader_limit stop the thread, and the next
  * request for a step starts it again. So no batch of the old
  *     position survives, and a resumed run shuffles its own epoch first.
  * (3) The thread neither prints nor calls MPI: it stores an error, also of a file that cannot be
@@ -33,33 +33,33 @@
 #include <string.h>
 #include <time.h>
 
-enum { ENTRIES = 3 }; /* one batch held by the caller, two ready */
+enum { ENTRIES = 3 }; /* one batch that the caller holds, two that are ready */
 
 typedef struct {
     Batch batch;      /* owns its arrays, sized for a full step */
-    LoaderState next; /* position after this step */
-    bool end;         /* there is no step: the unshuffled pass is over, or the limit is reached */
-    char error[4096]; /* the error in the data, if there is no step for that reason; else "" */
+    LoaderState next; /* position of the loader after this step */
+    bool end;         /* there is no step: the unshuffled pass ended, or the limit is reached */
+    char error[4096]; /* why the data have no such step; "": no error */
 } Entry;
 
 struct Loader {
     Sources sources;
-    DataSpec spec; /* the spec, without paths and sources */
+    DataSpec spec; /* the spec without paths and sources */
     int batch, rank, world;
 
     LoaderState position; /* position of the step that loader_next returns next */
     Doubling doubling;
-    uint64_t steps, ahead_steps; /* steps since loader_double, of the caller and of the thread */
-    bool held;                   /* the caller reads the entry `tail` */
-    uint64_t left;               /* steps until the limit */
+    uint64_t steps, ahead_steps; /* steps since loader_double: of the caller, and of the thread */
+    bool held;                   /* the caller uses the batch of entry `tail` */
+    uint64_t left;               /* number of steps until the limit */
 
     uint64_t shuffled;   /* the epoch that the thread shuffles */
     LoaderState ahead;   /* position of the step that the thread fills next */
-    uint64_t ahead_left; /* steps until the limit, from `ahead` on */
+    uint64_t ahead_left; /* number of steps until the limit, from `ahead` on */
 
     Entry entries[ENTRIES];
-    uint64_t head, tail; /* entries filled and returned since the thread was started */
-    bool stop, runs;     /* runs: there is a thread */
+    uint64_t head, tail; /* entries filled, and entries returned, since the thread started */
+    bool stop, runs;     /* runs: the thread exists */
     pthread_t thread;
     pthread_mutex_t mutex; /* guards head, tail, stop */
     pthread_cond_t changed;
@@ -67,7 +67,8 @@ struct Loader {
 
 /* ---- position -------------------------------------------------------------------------------- */
 
-/* Instances of the step at s, over all ranks: a full batch, or at the end what is left, or none. */
+/* Number of instances, over all ranks, of the step at position s: a full batch; at the end, the
+ * remaining instances or none. */
 static uint64_t step_instances(const Loader *l, const LoaderState *s, uint64_t batch)
 {
     uint64_t left = loader_instances(l) - s->instance;
@@ -76,8 +77,9 @@ static uint64_t step_instances(const Loader *l, const LoaderState *s, uint64_t b
     return l->spec.drop_last ? 0 : left;
 }
 
-/* At the end of an epoch the shuffled order continues with the next one. NOTE: saved states are not
- * settled, because the end depends on the batch size, which a resumed run may change. */
+/* At the end of an epoch, moves a shuffled position to the start of the next epoch. NOTE: saved
+ * positions are not settled, because the end of an epoch depends on the batch size, which a resumed
+ * run may change. */
 static LoaderState settle(const Loader *l, LoaderState s, uint64_t batch)
 {
     if (l->spec.shuffle && step_instances(l, &s, batch) == 0)
@@ -105,7 +107,7 @@ static bool may_go_on(void *loader)
     return !stop;
 }
 
-/* False: stopped before it was complete. */
+/* Returns false if it was stopped before the order was complete. */
 static bool load_order(Loader *l, Source *source, uint64_t epoch)
 {
     l->shuffled = epoch;
@@ -119,7 +121,7 @@ static Row row_of(const Loader *l, const Batch *b, int i)
                   b->images ? b->images + at : NULL };
 }
 
-/* The argument of read_instance, which map_read calls. */
+/* The argument of read_instance when map_read calls it. */
 typedef struct {
     const Loader *loader;
     const Source *source;
@@ -138,7 +140,7 @@ static void read_instance(void *what)
 }
 
 /* Fills the entry's next sequence with the instance at a position of the loaded epoch of source s.
- * False: the entry has an error. */
+ * Returns false if this causes an error, which the entry then describes. */
 static bool fill_sequence(const Loader *l, Entry *entry, int s, uint64_t position)
 {
     Batch *b = &entry->batch;
@@ -156,7 +158,8 @@ static bool fill_sequence(const Loader *l, Entry *entry, int s, uint64_t positio
     return true;
 }
 
-/* The same for all sequences of a step at s. False: stopped before it was complete. */
+/* Fills all sequences of the step at position s. Returns false if it was stopped before the step
+ * was complete. */
 static bool fill_positions(Loader *l, Entry *entry, const LoaderState *s, uint64_t count,
                            uint64_t batch)
 {
@@ -173,8 +176,8 @@ static bool fill_positions(Loader *l, Entry *entry, const LoaderState *s, uint64
     return true;
 }
 
-/* The same with a mixture. All ranks walk through all positions, but each rank loads the orders and
- * instances of its own positions only. */
+/* Fills the sequences of a step of a mixture; returns as the function above. Every rank advances
+ * through all positions, but loads only the orders and instances of its own positions. */
 static bool fill_mixed(Loader *l, Entry *entry, SourcePosition position[MIXTURE_MOST],
                        uint64_t count)
 {
@@ -196,7 +199,7 @@ static bool fill_mixed(Loader *l, Entry *entry, SourcePosition position[MIXTURE_
     return true;
 }
 
-/* False: stopped before it was complete. */
+/* Returns false if it was stopped before the step was complete. */
 static bool fill_entry(Loader *l, Entry *entry)
 {
     const uint64_t batch = doubling_batch(&l->doubling, l->ahead_steps);
@@ -216,7 +219,7 @@ static bool fill_entry(Loader *l, Entry *entry)
     return whole;
 }
 
-/* Waits after the last entry, too, so that the thread ends only when stop_thread joins it. */
+/* Waits after the last entry, too: the thread ends only when stop_thread joins it. */
 static void *fill_ring(void *loader)
 {
     Loader *l = loader;
@@ -407,7 +410,7 @@ DataHashes loader_content(const Loader *l)
     return sum;
 }
 
-/* Returns the entry that the caller held to the thread. */
+/* Gives the caller's entry back to the thread. */
 static void let_go(Loader *l)
 {
     if (l->held) {
@@ -434,7 +437,7 @@ bool loader_wait(Loader *l, double seconds)
     return ready;
 }
 
-/* Waits for the entry of the next step. */
+/* Waits until the entry of the next step is ready. */
 static const Entry *next_entry(Loader *l)
 {
     start_thread(l);
@@ -452,7 +455,7 @@ const char *loader_problem(Loader *l)
     return entry->error[0] ? entry->error : NULL;
 }
 
-/* After the end of an unshuffled pass every call returns false; loader_seek starts another pass. */
+/* After the end of an unshuffled pass, returns false until loader_seek starts another pass. */
 bool loader_next(Loader *l, Batch *b)
 {
     start_thread(l);

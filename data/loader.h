@@ -1,4 +1,4 @@
-/* Token shards on disk -> this rank's part of each training step, in OLMo's order. */
+/* From token shards on disk to this rank's part of each training step, in OLMo's order. */
 #pragma once
 #include "data/batch.h"
 #include "data/doubling.h"
@@ -6,8 +6,8 @@
 #include "data/mixture.h"
 #include "data/spec.h"
 
-/* instance: the next instance of the epoch, over all ranks. With a mixture only `source` is used;
- * its entries beyond the sources of the mixture do not change. */
+/* instance: the next instance of the epoch, counted over all ranks. With a mixture only `source` is
+ * used; entries of `source` beyond the mixture's number of sources do not change. */
 typedef struct {
     uint64_t epoch, instance;
     SourcePosition source[MIXTURE_MOST];
@@ -15,53 +15,57 @@ typedef struct {
 
 typedef struct Loader Loader;
 
-/* Checks every file (missing, empty, truncated, size not a multiple of itemsize: die names file and
- * remedy). `batch`: sequences per step over all ranks, divisible by `world`. Packs documents if
- * spec says so, which reads all tokens, or the metadata, and all label masks. The thread that reads
- * ahead starts with the first request for a step. */
+/* Opens and checks every file. Dies if a file is missing, empty, truncated, or not a multiple of
+ * itemsize; the message names the file and a remedy. `batch`: sequences per step over all ranks,
+ * divisible by `world`. Packs documents if spec asks for it; packing reads all tokens, or the
+ * metadata, and all label masks. The thread that reads ahead starts with the first request for a
+ * step. */
 Loader *loader_open(const DataSpec *spec, int batch, int rank, int world);
-/* The same, but instead of dying it returns NULL and sets *problem to the message, malloc'ed; else
- * *problem is NULL. */
+/* As loader_open, but instead of dying returns NULL and sets *problem to the message, malloc'ed.
+ * Without an error *problem is NULL. */
 Loader *loader_try_open(char **problem, const DataSpec *spec, int batch, int rank, int world);
-/* number of instances per epoch (of each source), before the tail is dropped */
+/* number of instances per epoch (over all sources), before drop_last drops the incomplete step */
 uint64_t loader_instances(const Loader *l);
-/* number of steps of an epoch from that instance on; 0: of a whole epoch */
+/* number of steps from this instance to the end of the epoch; instance 0: of a whole epoch */
 uint64_t loader_steps(const Loader *l, uint64_t instance);
 
-/* For data.mix. given: instances taken since the mixture last changed. left: instances from the
- * next step on until a source would be used more often than its max_repetition. lack: the error
- * text if the sources lack instances for this many steps, malloc'ed; NULL: they do not. */
+/* For data.mix. loader_given: instances taken since the mixture last changed. loader_left:
+ * instances from the next step on, until a source would be used more often than its max_repetition.
+ * loader_lack: the error text, malloc'ed, if the sources lack instances for this many steps; NULL:
+ * there are enough. */
 uint64_t loader_given(const Loader *l);
 uint64_t loader_left(const Loader *l);
 char *loader_lack(const Loader *l, uint64_t steps);
 
-/* Source i of a mixture. fingerprint, content: as those of the loader, below. */
-/* number of instances of an epoch of the source */
+/* Source i of a mixture; fingerprint and content as for the whole loader, below. */
+/* number of instances of one epoch of the source */
 uint64_t loader_source_instances(const Loader *l, int i);
 uint64_t loader_source_fingerprint(const Loader *l, int i);
 DataHashes loader_source_content(const Loader *l, int i);
 PackedData loader_packed(const Loader *l); /* all 0 unless spec->best_fit */
 uint64_t loader_tokens(const Loader *l);   /* number of tokens in all files */
 int loader_files(const Loader *l);
-/* hash of file names and sizes, T, itemsize, and of documents if they are packed or come from
- * metadata: shows whether data changed */
+/* hash of the file names, file sizes, T and itemsize, and of the documents if they are packed or
+ * come from metadata: shows whether the data changed */
 uint64_t loader_fingerprint(const Loader *l);
-/* reads 3 pages of each file, one of them in memory already */
+/* hashes up to 3 pages of each file */
 DataHashes loader_content(const Loader *l);
-/* b is valid until the next call; false: end of an unshuffled pass, or the limit is reached */
+/* *b is valid until the next call. Returns false at the end of an unshuffled pass, or at the
+ * limit */
 bool loader_next(Loader *l, Batch *b);
-/* the error of the next step's data, with which loader_next would die; NULL: none. Waits for the
- * data */
+/* the error in the next step's data, with which loader_next would die; NULL: there is none. Waits
+ * for the data */
 const char *loader_problem(Loader *l);
-/* waits at most this long; true: loader_next need not wait. The last batch stays valid */
+/* waits at most `seconds`; returns true if loader_next need not wait. The last batch stays valid */
 bool loader_wait(Loader *l, double seconds);
 void loader_seek(Loader *l, LoaderState s); /* also removes a limit */
 
-/* The next steps have smaller batches, by a Doubling with these numbers of further steps. Call it
- * after loader_seek. */
+/* Makes the batches of the next steps smaller: they double after these numbers of further steps
+ * (doubling.h). Call this after loader_seek. */
 void loader_double(Loader *l, const uint64_t *until, int count);
 
-/* At most `steps` will be requested from now on: reads and shuffles nothing for later ones. */
+/* Says that at most `steps` more steps will be requested: nothing is read or shuffled for later
+ * steps. */
 void loader_limit(Loader *l, uint64_t steps);
 LoaderState loader_state(const Loader *l); /* position of the step that loader_next returns next */
 void loader_close(Loader *l);

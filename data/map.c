@@ -1,5 +1,5 @@
-/* Maps files into memory. A read of a file that was truncated meanwhile causes SIGBUS, which is
- * turned into an error message. */
+/* Maps files into memory. Reading a page of a file that was truncated meanwhile causes SIGBUS; the
+ * handler turns it into an error message. */
 #include "data/map.h"
 
 #include "kernels/runtime/error.h"
@@ -23,7 +23,7 @@ typedef struct Map {
 
 static Map *maps;
 
-/* If a byte cannot be read, this thread jumps to *back and leaves the message; back NULL: it
+/* If a byte cannot be read, this thread leaves the message here and jumps to *back; back NULL: it
  * dies. */
 static _Thread_local struct {
     sigjmp_buf *back;
@@ -42,8 +42,8 @@ static _Noreturn void fail_at(const Map *m, size_t at)
     siglongjmp(*reading.back, true);
 }
 
-/* NOTE: the signal comes from our own read, not from inside a library, so this handler may call any
- * function. */
+/* NOTE: the signal comes from our own memory access, not from inside a library, so the handler may
+ * call any function. */
 static void on_bus_error(int number, siginfo_t *info, void *context)
 {
     (void)context;

@@ -2,13 +2,13 @@
 #pragma once
 #include <stddef.h>
 
-/* The file's bytes, valid until unmap_file. Dies if there is no such regular file or it is empty,
- * and later if a byte cannot be read any more (truncation, disk failure). key: the configuration's
- * key for messages. Only one thread may map and unmap. */
+/* Returns the file's bytes, valid until unmap_file. Dies if the path names no regular file or an
+ * empty file, and later if a byte cannot be read (truncation, disk failure). key: the
+ * configuration's key for messages. Only one thread may map and unmap. */
 const void *map_file(size_t *bytes, const char *key, const char *path);
 void unmap_file(const void *bytes);
 
-/* Unmaps all files that were mapped since `newest` was the newest; NULL: there was none. */
+/* Unmaps all files that were mapped after `newest`. newest NULL: all files. */
 const void *map_newest(void);
 void unmap_files_since(const void *newest);
 

@@ -1,9 +1,10 @@
 /* Instance j of a source with the share w = weight / all belongs between positions j / w and (j +
  * 1) / w of the mixture: if it came earlier, the source would be ahead by a whole instance; if it
- * came later, it would be late by one. Among the instances that may come now, the one that must
- * come earliest does: earliest deadline first keeps every deadline, since the shares sum to 1
- * [Baruah et al. 1996, "Proportionate progress"]. Sources with the same deadline come in random
- * order: equal shares are no fixed pattern, in which a rank of two would read one source only. */
+ * came later, it would be late by one. Of the instances that may come now, the one with the
+ * earliest deadline comes first: this rule keeps every deadline, since the shares sum to 1 [Baruah
+ * et al. 1996, "Proportionate progress"]. Sources with the same deadline come in random order. A
+ * fixed order would be wrong: with two equal shares and two ranks, each rank would read one source
+ * only. */
 #include "data/mixture.h"
 
 #include "data/hash.h"
@@ -40,7 +41,7 @@ static uint64_t share(uint64_t a, uint64_t b, uint64_t c, bool up)
     return (uint64_t)(((Uint128)a * b + (up ? c - 1 : 0)) / c);
 }
 
-/* A random number of a position and a source (the finalizer of SplitMix64). */
+/* A random number that depends on a position and a source (the finalizer of SplitMix64). */
 static uint64_t dice(uint64_t position, uint64_t salt)
 {
     uint64_t x = salt + position * 0x9e3779b97f4a7c15ull;
@@ -56,7 +57,7 @@ int mixture_next(const Mixture *m, const uint64_t taken[])
     int best = 0;
     for (int s = 0; s < m->count; s++) {
         if ((Uint128)taken[s] * m->all >= (Uint128)(n + 1) * m->weight[s])
-            continue; /* too early */
+            continue; /* the instance comes too early here */
         const uint64_t deadline = share(taken[s] + 1, m->all, m->weight[s], true),
                        number = dice(n, m->salt[s]);
         if (deadline < first_deadline || (deadline == first_deadline && number < lowest)) {

@@ -19,13 +19,13 @@ enum { WINDOW = 1 << 16, NONE = -1 };
 
 /* ---- bins ------------------------------------------------------------------------------------ */
 
-/* Bins by the space left in them: a list per space, and a binary tree over spaces; a node tells
- * whether a list below has a bin. */
+/* Bins, ordered by the space left in them: one list per space, and a binary tree over spaces. A
+ * node says whether a list below it has a bin. */
 typedef struct {
-    int *newest; /* (T + 1) last bin added to the list, or NONE */
-    int *next;   /* (bins) the bin that was added before it to the same list */
+    int *newest; /* (T + 1) the last bin added to each list, or NONE */
+    int *next;   /* (bins) the bin that was added before this one to the same list */
     bool *any;   /* (2 leaves) node i has the children 2i and 2i + 1 */
-    int leaves;  /* 2^k > T */
+    int leaves;  /* number of leaves: 2^k > T */
 } Spaces;
 
 static void update_tree(Spaces *r, int space)
@@ -43,12 +43,12 @@ static void add_bin(Spaces *r, int bin, int space)
     update_tree(r, space);
 }
 
-/* Removes the bin with the least space that is >= *space; NONE: there is none. *space: its
- * space. */
+/* Removes the bin with the least space that is >= *space, and sets *space to its space. Returns
+ * NONE if there is no such bin. */
 static int take_bin(Spaces *r, int *space)
 {
     int i = r->leaves + *space;
-    /* go up to the first right sibling with a bin, then down to its smallest space */
+    /* go up to the first right sibling with a bin below it, then down to its smallest space */
     if (!r->any[i]) {
         while (i > 1 && (i % 2 == 1 || !r->any[i + 1]))
             i /= 2;
@@ -73,13 +73,14 @@ static int by_decreasing_length(const void *a, const void *b)
 int best_fit_decreasing(int *bin, const uint32_t *length, int n, int T)
 {
     Spaces r = { .leaves = 1 };
-    uint64_t *order = xmalloc(((size_t)n + 1) * sizeof *order); /* T - length, then number */
+    /* keys: T - length, then the item's number */
+    uint64_t *order = xmalloc(((size_t)n + 1) * sizeof *order);
     while (r.leaves <= T)
         r.leaves *= 2;
     r.newest = xmalloc(((size_t)T + 1) * sizeof *r.newest);
     r.next = xmalloc(((size_t)n + 1) * sizeof *r.next);
     r.any = xcalloc(2 * (size_t)r.leaves, sizeof *r.any);
-    memset(r.newest, 0xff, ((size_t)T + 1) * sizeof *r.newest); /* NONE */
+    memset(r.newest, 0xff, ((size_t)T + 1) * sizeof *r.newest); /* all entries become NONE */
     for (int i = 0; i < n; i++)
         order[i] = (uint64_t)((uint32_t)T - length[i]) << 32 | (uint32_t)i;
     qsort(order, (size_t)n, sizeof *order, by_decreasing_length);
@@ -107,9 +108,9 @@ int best_fit_decreasing(int *bin, const uint32_t *length, int n, int T)
 typedef struct {
     const DataSpec *spec;
     const Shard *shard; /* the current file */
-    uint64_t before;    /* tokens of the files before it */
+    uint64_t before;    /* number of tokens in all files before `shard` */
     Packing p;
-    uint64_t most_pieces, most_sequences; /* capacity of p */
+    uint64_t most_pieces, most_sequences; /* capacity of p, in pieces and in sequences */
     uint64_t windows;
     uint64_t start[WINDOW];
     uint32_t length[WINDOW];
@@ -140,8 +141,8 @@ static void reserve(Packer *k)
     }
 }
 
-/* Appends the pieces of the window, by sequence, and within a sequence in the order of the
- * files. */
+/* Appends the pieces of the window, sequence by sequence. Within a sequence, pieces keep their
+ * order in the files. */
 static void pack_window(Packer *k)
 {
     Packing *p = &k->p;
@@ -153,7 +154,7 @@ static void pack_window(Packer *k)
     numpy_shuffle(k->bins, (uint64_t)bins, k->windows++, NULL, NULL);
     memset(k->at, 0, sizeof k->at);
     for (int i = 0; i < k->count; i++)
-        k->at[k->bin[i]]++; /* number of pieces */
+        k->at[k->bin[i]]++; /* counts the pieces of each bin */
     uint32_t next = (uint32_t)p->pieces;
     for (int b = 0; b < bins; b++) {
         const uint32_t bin = k->bins[b], pieces = k->at[bin];
@@ -171,7 +172,7 @@ static void pack_window(Packer *k)
 
 /* ---- documents ------------------------------------------------------------------------------- */
 
-/* Targets among tokens [start, end) of the file. */
+/* Number of targets among tokens [start, end) of the file. */
 static uint64_t count_labels(const Shard *s, uint64_t start, uint64_t end)
 {
     uint64_t labels = 0;
@@ -196,7 +197,7 @@ static void add_piece(Packer *k, uint64_t start, uint64_t length)
     p->labels += count_labels(k->shard, start + 1, start + length);
 }
 
-/* If a long document is split, pieces overlap by one token, so that no target is lost. */
+/* Pieces of a split document overlap by one token, so that no target is lost. */
 static void take_document(void *packer, uint64_t start, uint64_t end)
 {
     Packer *k = packer;
@@ -241,7 +242,8 @@ static void check_packing(const Packing *p, const Shard *shards, int num_shards,
     const uint64_t in_documents =
         p->tokens + p->lost_tokens - (spec->split ? p->pieces - p->documents : 0);
     if (in_documents < all)
-        warn("%s: by the metadata, %llu of %llu tokens are in no document; they are not trained on",
+        warn("%s: according to the metadata, %llu of %llu tokens are in no document; the run does "
+             "not train on these tokens",
              shards[0].key, (unsigned long long)(all - in_documents), (unsigned long long)all);
 }
 

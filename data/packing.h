@@ -1,22 +1,24 @@
-/* Whole documents -> sequences of at most T tokens. Inside data/ only. */
+/* Packs whole documents into sequences of at most T tokens. Inside data/ only. */
 #pragma once
 #include "data/shard.h"
 
-/* bin[i] = the bin, counted from 0, of item i with length[i] (1 .. T); no bin has more than T.
- * Items are placed by decreasing length, equal ones in order, each into the fullest bin into which
- * it fits, or into a new one. Returns the number of bins. O(n log n + n log T) time, O(n + T)
- * memory. */
+/* Sets bin[i] to the bin, counted from 0, of item i with length[i] (1 .. T); the items of a bin
+ * have at most T together. Items are placed by decreasing length, equal ones in order. Each goes
+ * into the fullest bin that has space for it, or into a new bin. Returns the number of bins. O(n
+ * log n + n log T) time, O(n + T) memory. */
 int best_fit_decreasing(int *bin, const uint32_t *length, int n, int T);
 
-/* A piece is a document, or a part of a long one. */
+/* A piece is a document, or a part of a long document. */
 typedef struct {
-    /* (pieces) its first token, counted through all files; those of a sequence are adjacent */
+    /* (pieces) first token of each piece, counted through all files; pieces of a sequence are
+     * adjacent */
     uint64_t *start;
     uint32_t *length; /* (pieces) 1 .. T */
-    uint32_t *first;  /* (sequences + 1) first piece of each sequence, then `pieces` */
+    uint32_t *first;  /* (sequences + 1) first piece of each sequence; the last entry is `pieces` */
     uint64_t pieces, sequences;
-    uint64_t documents, tokens, labels; /* tokens and targets in the pieces */
-    /* documents longer than T; truncated tokens, targets */
+    /* number of documents; number of tokens and targets in the pieces */
+    uint64_t documents, tokens, labels;
+    /* number of documents longer than T; number of truncated tokens and targets */
     uint64_t long_documents, lost_tokens, lost_labels;
 } Packing;
 

@@ -1,5 +1,5 @@
-/* Expands ** here and the rest with the C library's glob. Results are sorted by bytes, not by the
- * locale, so that every rank and host gets the same order. */
+/* Expands ** here and all other wildcards with the C library's glob. Results are sorted by bytes,
+ * not by the locale, so that every rank and host gets the same order. */
 #include "data/pattern.h"
 
 #include <dirent.h>
@@ -11,7 +11,7 @@
 
 #include "kernels/runtime/error.h"
 
-/* A folder and its parents, to detect links that lead back to one of them. */
+/* A folder and its parents, to detect links that lead back to one of these folders. */
 typedef struct Above {
     const struct Above *next;
     dev_t device;
@@ -38,7 +38,7 @@ static void add(Search *s, const char *path)
     m->path[m->count++] = xstrdup(path);
 }
 
-/* The first ** that is a whole part of the path; NULL: there is none. */
+/* The first ** that is a whole component of the path; NULL: there is none. */
 static const char *find_folders(const char *pattern)
 {
     for (const char *at = pattern; (at = strstr(at, "**")); at++)
@@ -47,7 +47,7 @@ static const char *find_folders(const char *pattern)
     return NULL;
 }
 
-/* An existing name as a pattern that only matches it. */
+/* Escapes an existing name: the pattern then matches only this name. */
 static char *quoted(const char *path)
 {
     char *text = xmalloc(2 * strlen(path) + 1), *end = text;
@@ -60,8 +60,8 @@ static char *quoted(const char *path)
     return text;
 }
 
-/* Adds the matches of `rest` in the folder and all below it; "": every file. `folder` is "" or ends
- * with a slash. */
+/* Adds the matches of `rest` in the folder and in all folders below it. rest "": adds every file.
+ * `folder` is "" or ends with a slash. */
 static void search_below(Search *s, const char *folder, const char *rest, const Above *above)
 {
     struct stat status;
@@ -132,7 +132,7 @@ static void search(Search *s, const char *pattern)
     }
     const char *rest = folders[2] ? folders + 3 : "";
     char *before = xasprintf("%.*s", (int)(folders - pattern), pattern);
-    /* ends with a slash, and so does what matches */
+    /* the pattern ends with a slash, and so do its matches */
     if (*before)
         search_plain(s, before, take_folder, rest);
     else
@@ -155,7 +155,7 @@ Matches pattern_match(const char *pattern, int *error)
         qsort(m->path, (size_t)m->count, sizeof *m->path, by_bytes);
     for (int i = 0; i < m->count; i++)
         if (kept > 0 && strcmp(m->path[kept - 1], m->path[i]) == 0)
-            free(m->path[i]); /* found twice, if ** occurs twice */
+            free(m->path[i]); /* a path is found twice if ** occurs twice */
         else
             m->path[kept++] = m->path[i];
     m->count = kept;

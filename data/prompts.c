@@ -29,7 +29,7 @@ static void add_token(Prompts *p, const PromptLine *at, size_t i, const json_t *
     p->token[p->start[p->count] + i] = (int)x;
 }
 
-/* list: NULL, or the prompt's images. */
+/* list: the prompt's images; NULL: none. */
 static void add_images(Prompts *p, const PromptLine *at, const json_t *list)
 {
     const size_t first = p->start[p->count];

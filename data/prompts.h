@@ -1,4 +1,4 @@
-/* Prompts for a model, as tokens. */
+/* Prompts for a model, as token ids. */
 #pragma once
 #include "data/shown_images.h"
 
@@ -12,14 +12,14 @@ typedef struct {
     uint32_t *image; /* numbers of images in the folder of features */
 } Prompts;
 
-/* Reads a file with one prompt per line: a JSON object with "tokens", a list of ids, and "images",
- * the numbers of the images that it shows, if any (other keys are ignored), or only the list of
- * ids; empty lines are ignored. Dies on any other line, an id that is not in [0, vocab), a prompt
- * without tokens or with more than `most`, images that the tokens do not show or that have no
- * features, or a file without prompts. */
+/* Reads a file with one prompt per line; empty lines are ignored. A prompt is a list of token ids,
+ * or a JSON object with "tokens", this list, and possibly "images", the numbers of the images that
+ * the prompt shows (other keys are ignored). Dies on any other line, an id outside [0, vocab), a
+ * prompt without tokens or with more than `most`, images that the tokens do not show or that have
+ * no features, or a file without prompts. */
 void prompts_read(Prompts *p, const char *path, const TokenLimits *limits);
 void prompts_free(Prompts *p);
 
-/* Tokens of prompt i, and of the longest. */
+/* Number of tokens of prompt i, and of the longest prompt. */
 int prompts_length(const Prompts *p, int i);
 int prompts_longest(const Prompts *p);

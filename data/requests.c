@@ -36,7 +36,7 @@ _Noreturn static void bad(const Reader *f, const char *found)
         f->path, f->line, found);
 }
 
-/* An integer >= low of the object. */
+/* Reads a key of the object: an integer >= low. */
 static int number(const Reader *f, const json_t *o, const char *name, int low)
 {
     const json_t *n = json_object_get(o, name);
@@ -54,7 +54,7 @@ static json_t *parse(const Reader *f, const char *line, size_t bytes)
     return o;
 }
 
-/* The first line; returns how many questions follow. */
+/* Reads the first line. Returns the number of questions that follow. */
 static int read_header(Requests *r, const Reader *f, const json_t *o)
 {
     const char *name = json_string_value(json_object_get(o, "task")),
@@ -71,7 +71,7 @@ static int read_header(Requests *r, const Reader *f, const json_t *o)
     return number(f, o, "questions", 1);
 }
 
-/* Keeps the last max_length + 1 tokens: the very last is predicted, not read. */
+/* Keeps the last max_length + 1 tokens: the very last token is predicted but not read. */
 static void add_tokens(Requests *r, Reader *f, Choice *c, const json_t *tokens)
 {
     const size_t all = json_array_size(tokens), most = (size_t)f->limits->most + 1,
@@ -107,7 +107,8 @@ static int first_same(const Requests *r, int from, const Choice *c)
     return r->choices;
 }
 
-/* The choice shows the question's images, the last ones of r->image. */
+/* Adds the images of a choice: it shows the images of its question, which are the last ones of
+ * r->image. */
 static void add_images(const Requests *r, const Reader *f, Choice *c, size_t tokens, size_t images)
 {
     char *wrong = shown_images_wrong(r->token + c->first, (size_t)c->length, images, f->limits);

@@ -1,12 +1,13 @@
 /* A downstream task: questions with choices, as tokens. scripts/prepare_eval.py makes such files
- * and describes their format; scripts/make_choices.py makes those with images. */
+ * and describes their format; scripts/make_choices.py makes files with images. */
 #pragma once
 #include "data/shown_images.h"
 
-/* acc: share of questions whose right choice has the highest log-probability; len_norm: the highest
- * per character; bpb: bits per byte of the right choices, mean over questions. Continuations begin
- * with a blank, which len_norm and bpb do not count; OLMo-core's "v2" do. A task's own metric is
- * one of the first three; with bpb its questions have one choice. */
+/* acc: share of questions whose right choice has the highest log-probability. len_norm: as acc,
+ * with the log-probability divided by the number of characters. bpb: bits per byte of the right
+ * choice, mean over questions. Continuations begin with a blank: len_norm and bpb do not count it,
+ * but OLMo-core's "v2" metrics do. A task's own metric is acc, len_norm or bpb; with bpb its
+ * questions have one choice. */
 typedef enum {
     METRIC_ACC,
     METRIC_LEN_NORM,
@@ -16,24 +17,24 @@ typedef enum {
     NUM_METRICS
 } Metric;
 
-/* Context and continuation: tokens [first, first + length) of the task; the last `scored` are the
- * continuation. */
+/* A choice: context and continuation are tokens [first, first + length) of the task; the last
+ * `scored` tokens are the continuation. */
 typedef struct {
     size_t first;
     int length, scored;
     int characters, bytes; /* length of the continuation's text without its first blank */
     size_t first_image;    /* image[first_image] is the first image that the choice shows */
-    /* the first choice of this question with the same tokens: itself, or an earlier one */
+    /* the first choice of this question with the same tokens: this choice or an earlier one */
     int same;
 } Choice;
 
-/* choices [first, first + count); first + gold is right */
+/* choices [first, first + count); the right choice is first + gold */
 typedef struct {
     int first, count, gold;
 } Question;
 
 typedef struct {
-    char *name; /* OLMo's label */
+    char *name; /* label of the task in OLMo */
     Metric metric;
     int *token;
     uint32_t *image; /* numbers of images in the folder of features */
@@ -44,10 +45,10 @@ typedef struct {
 } Requests;
 
 /* Reads a request file. Contexts are truncated from the left, so that a choice without its last
- * token fits into limits->most tokens; not those with images. `key`: the configuration's key for
- * messages. Dies, naming file and line, on a missing or truncated file, wrong JSON, a token beyond
- * the vocabulary, a continuation without context or longer than `most`, images that the tokens do
- * not show or that have no features. */
+ * token fits into limits->most tokens; contexts with images are not truncated. `key`: the
+ * configuration's key for messages. Dies with file and line on a missing or truncated file, wrong
+ * JSON, a token beyond the vocabulary, a continuation without context or longer than `most`, images
+ * that the tokens do not show or that have no features. */
 Requests requests_read(const char *key, const char *path, const TokenLimits *limits);
 void requests_free(Requests *r);
 

@@ -1,8 +1,8 @@
-/* Targets and repetition in sequences, as defined by OLMo.
+/* Targets and repetitions in sequences, as OLMo defines them.
  *
- * A sequence has T tokens, not T + 1: targets are shifted inside it and the last position has none.
- * The first token of a document is a target at the end of the one before, as in OLMo's training;
- * only attention uses the boundaries. */
+ * A sequence has T tokens, not T + 1: targets are shifted inside the sequence, and its last
+ * position has no target. The first token of a document is the target of the previous document's
+ * last token, as in OLMo's training; only attention uses the boundaries. */
 #include "data/sequence.h"
 
 long sequence_targets(int *target, const int *token, const uint8_t *mask, int T, int padding)
@@ -24,9 +24,9 @@ void sequence_begins(uint8_t *begins, const int *token, int T, int eos)
         begins[t] = eos >= 0 && token[t - 1] == eos;
 }
 
-/* token[t] == token[t - p] for r consecutive tokens means r + p tokens with period p, so the n-gram
- * occurs floor((r + p) / p) times. OLMo (find_periodic_sequences) does not detect fewer than
- * three. */
+/* token[t] == token[t - p] for r consecutive tokens means that r + p tokens have period p, so the
+ * n-gram occurs floor((r + p) / p) times. OLMo (find_periodic_sequences) does not detect fewer than
+ * three occurrences. */
 bool sequence_repeats(const int *token, int T, int min_period, int max_period, int max_count)
 {
     int count = max_count < 3 ? 3 : max_count;

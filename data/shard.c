@@ -1,10 +1,10 @@
 /* Token files: Dolma shards (headerless little-endian uint16 or uint32, `.npy` in name only) and
  * llm.c's `.bin`.
  *
- * Files are mapped, not read: opening thousands of them costs one page each, the ranks of a host
- * share the page cache, and no file descriptor stays open. Errors are reported here, before the
- * first step, except an id beyond the vocabulary after a file's first tokens: it is found when it
- * is read. */
+ * Files are mapped into memory, not read: opening thousands of files costs one page each, the ranks
+ * of a host share the page cache, and no file descriptor stays open. Errors are reported here,
+ * before the first step. One error is found later, when a token is read: an id beyond the
+ * vocabulary after a file's first tokens. */
 #include "data/shard.h"
 
 #include "data/map.h"
@@ -20,10 +20,10 @@
 
 enum {
     BIN_HEADER_INTS = 256, /* llm.c: magic, version, number of tokens, zeros */
-    HEAD_TOKENS = 1000,    /* checked in every file when it is opened */
-    MASK_BYTES = 1 << 20,  /* checked in every file that may be a label mask */
+    HEAD_TOKENS = 1000,    /* tokens that are checked in every file when it is opened */
+    MASK_BYTES = 1 << 20,  /* bytes that are checked in every file that may be a label mask */
     EOS_SAMPLE = 1 << 20,  /* tokens searched for the end of documents, over all files */
-    EOS_FILES = 64,        /* maximum number of files that are searched */
+    EOS_FILES = 64,        /* number of files that are searched, at most */
 };
 
 typedef struct {
@@ -42,8 +42,8 @@ static void name_add(NameList *list, const char *name)
     list->count++;
 }
 
-/* Texts, tables and compressed files, which a pattern like part-* may match together with the
- * shards. */
+/* Refuses texts, tables and compressed files. A pattern like part-* may match them together with
+ * the shards. */
 static void refuse_foreign_suffix(const char *key, const char *path)
 {
     static const char *const foreign[] = {
@@ -58,7 +58,7 @@ static void refuse_foreign_suffix(const char *key, const char *path)
                 key, path, foreign[i]);
 }
 
-/* A path is a file of exactly that name, or else a pattern. */
+/* Expands a path: a file of exactly this name, or else a pattern. */
 static void expand(NameList *list, const char *key, const char *path)
 {
     struct stat status;
@@ -100,7 +100,7 @@ static void name_list_free(NameList *list)
 
 /* ---- opening one file ------------------------------------------------------------------------ */
 
-/* Reads llm.c's header, if the file has one. Its dtype overrides memmap_dtype. */
+/* Reads llm.c's header, if the file has one. The header's dtype overrides memmap_dtype. */
 static bool read_bin_header(Shard *s)
 {
     int32_t header[3];
@@ -132,9 +132,9 @@ static bool read_bin_header(Shard *s)
     return true;
 }
 
-/* Whether tokens have twice the size: then every second number is an upper half, 0 or (4-byte
- * tokens, large vocabularies) 1 to 3, unlike any text. (Tokens of half the size give ids beyond
- * every vocabulary.) */
+/* Whether tokens have twice the configured size. Then every second number is an upper half: 0 or
+ * (4-byte tokens, large vocabularies) 1 to 3, unlike any text. (Tokens of half the configured size
+ * give ids beyond every vocabulary.) */
 static bool looks_wider(const Shard *s, uint64_t count)
 {
     bool low_halves_differ = false;
@@ -148,9 +148,9 @@ static bool looks_wider(const Shard *s, uint64_t count)
     return low_halves_differ;
 }
 
-/* Whether the file is a label mask, matched by a pattern for a whole folder: all bytes are 0 or 1,
- * also those of upper halves of tokens. A mask may begin with many zeros, for a long prompt; a
- * token file differs in its first bytes. */
+/* Whether the file is a label mask, which a pattern for a whole folder may match: all its bytes are
+ * 0 or 1, and some upper bytes of tokens are 1. A mask may begin with many zeros, for a long
+ * prompt; a token file differs in its first bytes. */
 static bool looks_like_mask(const Shard *s)
 {
     const uint8_t *byte = s->tokens;
@@ -242,8 +242,8 @@ static void open_mask(Shard *s, const DataSpec *spec, const char *path)
             key, path, bytes, s->path, (unsigned long long)s->num_tokens);
 }
 
-/* Whether any byte is not 0. The first such byte must be 1; masks of other values, such as
- * characters 0 and 1, are wrong. */
+/* Whether any byte of the mask is not 0. The first such byte must be 1: other values, such as the
+ * characters 0 and 1, are an error. */
 static bool has_label(const Shard *s, const char *key, const char *path)
 {
     uint64_t i = 0;
@@ -256,8 +256,8 @@ static bool has_label(const Shard *s, const char *key, const char *path)
     return i < s->num_tokens;
 }
 
-/* Dies if no mask has a label, as after a wrong chat template: nothing would be learned, and the
- * loss would not show it. */
+/* Dies if no mask has a label, for example after a wrong chat template: nothing would be learned,
+ * and the loss would not show it. */
 static void check_masks(const Shard *shards, const NameList *masks, const DataSpec *spec)
 {
     int empty = 0, first = 0;
@@ -374,9 +374,9 @@ void shard_describe_bad_id(char *text, size_t size, const Shard *s, uint64_t off
               "data.memmap_dtype, or tokenize again");
 }
 
-/* known: ids that end documents in well-known data: 50279 in Dolma v1.5 and v1.6, although
- * tokenizer files and some configurations have 0; 100257 with the dolma2 tokenizer. Samples are the
- * starts of files spread over the list. */
+/* known: ids that end documents in well-known data. 50279 ends documents of Dolma v1.5 and v1.6,
+ * although tokenizer files and some configurations say 0; 100257 is the eos of the dolma2
+ * tokenizer. The function samples the starts of files spread over the list. */
 void shards_check_eos(const Shard *shards, int num, const DataSpec *spec)
 {
     static const int known[] = { 0, 50279, 100257 };

@@ -1,7 +1,7 @@
 /* numpy.random.Generator(PCG64(seed)).shuffle(arange(n, dtype=uint32)), bit for bit: OLMo's order
  * of the data.
  *
- * Three parts, each as numpy defines it:
+ * It has three parts, each as numpy defines it:
  * - SeedSequence hashes the seed into the generator's 256 initial bits (M. E. O'Neill's
  *   seed_seq_fe).
  * - PCG64 is a 128-bit linear congruential generator with the XSL-RR output function (O'Neill,
@@ -85,11 +85,12 @@ static inline uint32_t pcg64_next32(Pcg64 *g)
     return (uint32_t)x;
 }
 
-/* index: n entries, n <= 2^32. Indices are drawn a block before the swaps, since they do not depend
- * on the entries; meanwhile the entries, which for a large n are not in a cache, are prefetched. */
+/* index: n entries, n <= 2^32. A block of indices is drawn before its swaps, because draws do not
+ * depend on the entries. Meanwhile the entries are prefetched: for a large n they are not in a
+ * cache. */
 bool numpy_shuffle(uint32_t *index, uint64_t n, uint64_t seed, bool (*go_on)(void *arg), void *arg)
 {
-    enum { BLOCK = 64, ASK = 1 << 18 }; /* entries */
+    enum { BLOCK = 64, ASK = 1 << 18 }; /* numbers of entries */
     for (uint64_t i = 0; i < n; i++) {
         index[i] = (uint32_t)i;
         if (go_on && i % ASK == 0 && !go_on(arg))
@@ -105,10 +106,10 @@ bool numpy_shuffle(uint32_t *index, uint64_t n, uint64_t seed, bool (*go_on)(voi
         int count = top < BLOCK ? (int)top : BLOCK;
         for (int b = 0; b < count;) {
             uint32_t i = (uint32_t)(top - b);
-            while (mask >> 1 >= i) /* the smallest 2^k - 1 that is not below i */
+            while (mask >> 1 >= i) /* the smallest 2^k - 1 that is >= i */
                 mask >>= 1;
             draw[b] = pcg64_next32(&g) & mask;
-            /* a rejected draw is overwritten; without a branch, which could not be predicted */
+            /* a rejected draw is overwritten: this avoids a branch that cannot be predicted */
             b += draw[b] <= i;
         }
         for (int b = 0; b < count; b++)

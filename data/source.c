@@ -1,6 +1,6 @@
 /* Epoch e of a source has the order numpy_shuffle(seed + e). If only some tokens of a source are
  * used, they are the first ones in the order of epoch 0, in every epoch. So a first pass continues
- * unchanged if more of them are used later. */
+ * unchanged if more tokens are used later. */
 #include "data/source.h"
 
 #include "data/shuffle.h"
@@ -14,7 +14,7 @@
 
 /* ---- one source ------------------------------------------------------------------------------ */
 
-/* Uses large pages if the system has them: a shuffle accesses it randomly. */
+/* Uses large pages if the system has them, because a shuffle accesses the order randomly. */
 static uint32_t *allocate_order(uint64_t n)
 {
     const size_t page = 2 << 20, bytes = (n * sizeof(uint32_t) + page - 1) / page * page;
@@ -171,7 +171,7 @@ uint64_t sources_instances(const Sources *s)
 
 /* ---- a mixture ------------------------------------------------------------------------------- */
 
-/* taken[i] = instances that the mixture took of each source. */
+/* taken[i] = number of instances that the mixture took from source i. */
 static void count_taken(uint64_t taken[MIXTURE_MOST], const Sources *s,
                         const SourcePosition position[MIXTURE_MOST])
 {
@@ -179,7 +179,7 @@ static void count_taken(uint64_t taken[MIXTURE_MOST], const Sources *s,
         taken[i] = position[i].mixed;
 }
 
-/* Instances of the source that may still be used. */
+/* Number of instances of the source that may still be used. */
 static uint64_t source_left(const Source *s, const SourcePosition *position)
 {
     if (position->epoch > s->most / s->size)
@@ -231,8 +231,8 @@ uint64_t sources_given(const Sources *s, const SourcePosition position[MIXTURE_M
     return n;
 }
 
-/* The source's position after `needs` more instances, as a number of repetitions that can be given
- * as max_repetition. */
+/* The source's position after `needs` more instances, as a number of repetitions: a possible value
+ * of max_repetition. */
 static double repetitions(const Source *s, const SourcePosition *position, uint64_t needs)
 {
     const double used =

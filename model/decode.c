@@ -1,4 +1,5 @@
-/* Runs the blocks of training on only as many rows of their buffers as there are new tokens. */
+/* Runs the blocks as in training, but only on as many rows of their buffers as there are new
+ * tokens. */
 #include "model/decode.h"
 
 #include <stdlib.h>
@@ -32,7 +33,8 @@ static void put_images(Model *m, int count)
     free(rows);
 }
 
-/* The new rows follow the positions in the caches, so their rotary tables start there. */
+/* The new rows follow the positions in the caches, so the rotary tables of these rows start
+ * there. */
 static void append(Model *m, ParamStore *store, const int *tokens, int count)
 {
     const int past = m->acts[0].cache.length, rows = decode_rows(&m->text.recipe, count);

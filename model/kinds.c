@@ -1,4 +1,4 @@
-/* The kinds of units, row by row: parameters, buffers, forward and backward. */
+/* The table of kinds of units: parameters, buffers, forward and backward of each kind. */
 #include <assert.h>
 #include <stddef.h>
 
@@ -147,7 +147,7 @@ static const UnitKind kinds[] = {
       .plan = plan_head_input },
 };
 
-/* Before main, so that whoever asks for a model's units depends on no kind. */
+/* Runs before main, so that code that uses a model's units does not depend on the kinds. */
 __attribute__((constructor)) static void add_kinds(void)
 {
     for (int i = 0; i < (int)COUNT(kinds); i++)

@@ -11,7 +11,7 @@
 
 /* ---- recording ------------------------------------------------------------------------------- */
 
-/* An operation's use of a buffer: bytes [from, to) of it. */
+/* Use of bytes [from, to) of a buffer by an operation. */
 typedef struct {
     const char *operation;
     int number; /* index of the operation */
@@ -23,15 +23,15 @@ typedef struct {
 
 typedef struct {
     const Model *model;
-    Touch *touch; /* in order */
+    Touch *touch; /* in the order of the operations */
     int count, capacity, operations;
     int seen; /* the first touch that no observer has seen */
     Queue queue;
-    /* before this touch the compute queue has waited for all other queues */
+    /* before this touch, the compute queue has waited for all other queues */
     int waited[NUM_QUEUES];
 } Record;
 
-/* A mark of this watch: the queue's touches before `end` are done when it is reached. */
+/* A mark of a queue: when it is reached, the queue's touches before `end` are done. */
 typedef struct {
     Queue queue;
     int end;
@@ -114,7 +114,7 @@ static void use_unit(void *recorder, const char *name, int unit)
     (void)recorder, (void)name, (void)unit;
 }
 
-/* An observer may read all that a block has written. */
+/* An observer may read everything that a block has written. */
 static void record_observer(void *recorder, int unit, const UnitTensors *w)
 {
     (void)unit, (void)w;
@@ -132,8 +132,8 @@ static void record_observer(void *recorder, int unit, const UnitTensors *w)
     r->seen = r->count;
 }
 
-/* Calls everything that may use the shared memory: logits of some rows (decode.h, run/samples.c),
- * an evaluation, a step. */
+/* Calls all code that may use the shared memory: logits of some rows (decode.h, run/samples.c), an
+ * evaluation, a training step. */
 static void run(Model *m, ParamStore *store)
 {
     pass_forward(m, store);
@@ -152,7 +152,7 @@ static void run(Model *m, ParamStore *store)
 
 /* ---- lifetimes ------------------------------------------------------------------------------- */
 
-/* Parts of a buffer that are read later: ranges that do not overlap. */
+/* Ranges of a buffer that are read later. Ranges do not overlap. */
 typedef struct {
     struct {
         size_t from, to;
@@ -204,7 +204,7 @@ static _Noreturn void die_of_unwritten(const Record *r, Buffer b, const Wanted *
         t->operation, t->from, t->to, buffer_name(b), w->range[0].from, w->range[0].to);
 }
 
-/* The buffers in `held` are live at the same time. */
+/* Records that the buffers in `held` are live at the same time. */
 static void meet(Model *m, const BufferSet *held)
 {
     size_t bytes = 0;
@@ -216,8 +216,8 @@ static void meet(Model *m, const BufferSet *held)
     m->shared_least = bytes > m->shared_least ? bytes : m->shared_least;
 }
 
-/* Liveness analysis, from the last operation to the first: bytes are wanted from a read back to
- * their write. */
+/* Liveness analysis, from the last operation to the first: bytes are wanted from a read back to the
+ * write before it. */
 static void follow(const Record *r, Model *m, Wanted *wanted)
 {
     BufferSet held = { 0 };

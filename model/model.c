@@ -1,5 +1,5 @@
-/* From planned to placed, and what comes before and after a pass: tokens and settings, losses and
- * logits. */
+/* The model after planning: allocates and places its memory. Work before and after a pass: copies
+ * tokens and settings in, reads losses and logits. */
 #include "model/model.h"
 
 #include <stdlib.h>
@@ -40,7 +40,7 @@ void model_alloc(Model *m, ParamStore *store, const Config *c)
     fill_rope(&m->text);
 }
 
-/* Addresses of no memory, farther apart than any memory is large. */
+/* Addresses without memory. They are farther apart than the size of any memory. */
 static void *nowhere(int number)
 {
     return (void *)((uintptr_t)(unsigned)number << 44);
@@ -90,7 +90,7 @@ void model_free(Model *m, ParamStore *store)
     projector_free(m);
 }
 
-/* In a rehearsal no operation reads them, and sorting would take half of its time. */
+/* no operation of a rehearsal reads the order, and sorting would take half of a rehearsal's time */
 void model_put_tokens(Model *m, const int *tokens, int count)
 {
     if (m->memory != nowhere(1))
@@ -130,7 +130,7 @@ static void load_batch(Model *m, const int *tokens, const int *targets, const ui
     }
 }
 
-/* The pass of one row: the last micro-batch completes the step. */
+/* The kind of pass of a schedule row: only the last micro-batch completes the step. */
 static PassKind pass_of(PipelineRow r, int count, PassKind pass)
 {
     return pass == PASS_COMPLETE && r.micro < count - 1 ? PASS_ACCUMULATE : pass;
@@ -207,7 +207,7 @@ Losses model_losses(const Model *m)
 void model_token_losses(const Model *m, float *losses)
 {
     const size_t T = (size_t)m->text.T, own = (size_t)m->text.attn.T;
-    /* of the tokens of this context rank */
+    /* tokens of this context rank */
     const size_t N = (size_t)m->text.N, first = (size_t)m->text.tensor_rank * N;
     if (m->text.N < m->text.attn.B * m->text.T || !m->has_head)
         memset(losses, 0, sizeof *losses * (size_t)m->text.attn.B * T);

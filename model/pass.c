@@ -1,5 +1,5 @@
-/* A micro-batch through the units of a stage: unit by unit, the last ones to the losses, and
- * back. */
+/* Runs a micro-batch through the units of a stage: forward unit by unit to the losses, then
+ * backward. */
 #include "model/pass.h"
 
 #include "kernels/runtime/trace.h"
@@ -26,7 +26,7 @@ static void forward(Model *m, ParamStore *store, UnitRange units)
     }
 }
 
-/* The stream of a chunk, from the stage before and to the stage after it. */
+/* Receives the stream of a chunk from the previous stage and sends it to the next stage. */
 static void forward_row(Model *m, ParamStore *store, PipelineRow r)
 {
     const UnitRange units = pipeline_units(&store->pipe, m->text.config, r.chunk);
@@ -53,14 +53,15 @@ static int backward_uses(const Model *m, const ParamStore *store, int u)
     return k->backward_uses ? k->backward_uses(m, u) : 0;
 }
 
-/* Whether `other` is one of the units first .. end - 1, and a layer of the same kind as unit u. */
+/* Whether `other` is in first .. end - 1 and is a layer of the same kind as unit u. */
 static bool is_alike(const ParamStore *store, int u, int other, int first, int end)
 {
     const UnitKind *k = store->shape[u].kind;
     return other >= first && other < end && k->is_layer && store->shape[other].kind == k;
 }
 
-/* Down to the first unit of all that has something to train: nothing below it reads a gradient. */
+/* Backward runs down to the first unit of the whole model that is trained: no unit below it reads a
+ * gradient. */
 static void backward(Model *m, ParamStore *store, UnitRange units, bool last)
 {
     const int head = store->num_units - 1,
@@ -68,7 +69,8 @@ static void backward(Model *m, ParamStore *store, UnitRange units, bool last)
     int u = units.end - 1;
     if (u == head) {
         fsdp_reduce(store, u--, last);
-        /* another stage has the embedding; this stage uses its matrix only as the head */
+        /* the embedding is on another stage; this stage uses the embedding's matrix only as the
+         * head */
         if (store->tied && units.first > 0)
             fsdp_reduce(store, unit_of_head_matrix(m->text.config), last);
     }
@@ -95,7 +97,7 @@ static void backward(Model *m, ParamStore *store, UnitRange units, bool last)
     }
 }
 
-/* The gradient is sent to the previous stage if a unit there, or before it, is trained. */
+/* The gradient is sent to the previous stage if a unit of an earlier stage is trained. */
 static void backward_row(Model *m, ParamStore *store, UnitRange units, int chunk, bool last)
 {
     if (!pipeline_is_last(&store->pipe, chunk) && units.end > store->first_trained)

@@ -1,6 +1,5 @@
-/* Runs all operations of a micro-batch, in order. With a model that is only planned the same calls
- * move no weights and no gradients (fsdp.h), and the remaining operations can be recorded
- * (lifetimes.h). */
+/* Runs all operations of a micro-batch, in order. With a model that is only planned, the same calls
+ * move no weights and no gradients (fsdp.h), and lifetimes.h records the operations. */
 #pragma once
 #include "model/shape/buffers.h"
 #include "model/store/fsdp.h"
@@ -10,7 +9,7 @@ typedef enum {
     PASS_FORWARD, /* adds the losses to the sums */
     /* also accumulates gradients in the ParamStore; more micro-batches of the step follow */
     PASS_ACCUMULATE,
-    /* the same for the last micro-batch of a step: also sums gradients over ranks */
+    /* as PASS_BACKWARD, for the last micro-batch of a step: also sums gradients over ranks */
     PASS_COMPLETE
 } PassKind;
 
@@ -21,6 +20,6 @@ typedef enum {
 void pass_row(Model *m, ParamStore *store, PipelineRow r, float scale, float z_weight,
               PassKind pass);
 
-/* Forward through all blocks, without targets. On the ranks of the last stage, head_logits (head.h)
- * can then read the stream. All ranks of a pipeline call. */
+/* Runs forward through all blocks, without targets. On the ranks of the last stage, head_logits
+ * (head.h) can then read the stream. All ranks of a pipeline must call this. */
 void pass_forward(Model *m, ParamStore *store);

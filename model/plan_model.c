@@ -1,4 +1,5 @@
-/* The plan of a whole model: shards, units, head and caches, one after the other in one arena. */
+/* Plans the memory of a whole model: shards, units, head and caches, one after the other in one
+ * arena. */
 #include "model/plan_model.h"
 
 #include <math.h>
@@ -17,8 +18,8 @@
 #include "model/parallel/tensor_ranks.h"
 #include "model/shape/units.h"
 
-/* Tokens of a prompt that go through the model at once: enough to keep GEMMs busy, few enough for
- * small buffers. */
+/* Number of prompt tokens that go through the model at once: enough for efficient GEMMs, few enough
+ * for small buffers. */
 enum { PREFILL_TOKENS = 512 };
 
 /* Sets the rotary tables that a stream's blocks need, and the attention settings of each block. */
@@ -170,12 +171,12 @@ void model_plan(Model *m, ParamStore *store, const Config *c, ShardChoice p)
     m->host_sorted = xmalloc(sizeof *m->host_sorted * m->text.N);
     lifetimes_separate(m->shared);
     plan_all(&(Arena){ 0 }, m, store, c, p);
-    lifetimes_record(m, store); /* only now it is known which buffers are shared */
+    lifetimes_record(m, store); /* the sets of live buffers are known only now */
     m->shared_bytes = overlay_place(m->shared, m->shared_least);
     plan_all(&(Arena){ 0 }, m, store, c, p);
 }
 
-/* Shared buffers do not depend on where weights are. */
+/* Shared buffers do not depend on the placement of weights. */
 void model_replan(Model *m, ParamStore *store, const Config *c, ShardChoice p)
 {
     plan_all(&(Arena){ 0 }, m, store, c, p);

@@ -1,4 +1,5 @@
-/* Softmax, nucleus and draw, in double, in an order that depends only on the logits. */
+/* Softmax, nucleus and draw in double precision. The order of the sums depends only on the
+ * logits. */
 #include "model/sampling.h"
 
 #include <math.h>
@@ -12,8 +13,8 @@ typedef struct {
     double weight;
 } Candidate;
 
-/* Puts likely tokens first, and equally likely tokens in the order of their numbers, so that the
- * order is unique. */
+/* Compares two tokens: likely tokens come first, equally likely tokens in the order of their ids.
+ * So the order is unique. */
 static int compare(const void *a, const void *b)
 {
     const Candidate *x = a, *y = b;
@@ -31,7 +32,7 @@ static int most_likely(const float *logits, int vocab)
     return best;
 }
 
-/* The number of candidates, which are sorted, in the nucleus; *weight: their sum. */
+/* Returns how many of the sorted candidates are in the nucleus; *weight: their sum. */
 static int nucleus(const Candidate *c, int count, double share, double *weight)
 {
     int n = 0;

@@ -9,8 +9,8 @@ typedef struct {
     uint64_t seed;
 } Sampling;
 
-/* Chooses one of `vocab` tokens by their logits; of equal ones the lower token comes first. A draw
- * depends only on (seed, number). -1: a logit is NaN or infinite. Nucleus sampling [Holtzman et al.
- * 2020, The Curious Case of Neural Text Degeneration, sec. 3.1] follows the temperature, as in
- * transformers' generate. */
+/* Chooses one of `vocab` tokens by their logits; of equally likely tokens, the token with the lower
+ * id comes first. A draw depends only on (seed, number). Returns -1 if a logit is NaN or infinite.
+ * Nucleus sampling [Holtzman et al. 2020, The Curious Case of Neural Text Degeneration, sec. 3.1]
+ * follows the temperature, as in transformers' generate. */
 int sample_token(const float *logits, int vocab, const Sampling *s, uint64_t number);

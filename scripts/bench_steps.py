@@ -5,10 +5,11 @@
     python3 scripts/bench_steps.py --train before/train --train build/cuda/train 7B 7B-lean
     python3 scripts/bench_steps.py --kernel-times build/cuda/kernel_times.so 7B
 
-A work is a name of the list (--list) or, in quotes, a configuration and options, optionally after "NAME: ". The first two steps
-choose algorithms and are not measured. The table has tokens/s of a GPU, memory as the driver counts it, and by NVML mean power and
-clock of the GPUs and tokens per joule. Two programs run as A B A B; a second table has their ratios, means of pairs +- standard
-error. --kernel-times also traces a run of four steps and prints where the last two spent their time (in_step.py).
+A work is a name of the list (--list) or, in quotes, a configuration with options, optionally after "NAME: ". The first two steps
+choose algorithms and are not measured. The table shows tokens/s of a GPU, memory as the driver counts it, and from NVML the mean
+power and clock of the GPUs and tokens per joule. Two programs run in the order A B A B; a second table shows their ratios, as means
+of pairs +- standard error. --kernel-times also traces a run of four steps and prints the time of each kernel in the last two
+(in_step.py).
 """
 import argparse, array, collections, ctypes, math, os, random, re, shlex, statistics, subprocess, sys, time
 
@@ -17,7 +18,7 @@ import errors, in_step, metrics
 SEVEN = "configs/Llama-2-7B.yaml --model.max_sequence_length={} --device_train_microbatch_size={} --global_train_batch_size={}"
 EIGHT = "configs/Llama-3-8B.yaml --model.max_sequence_length={} --device_train_microbatch_size={} --global_train_batch_size={}" \
         " --data.generate_doc_lengths=false"
-WORK = {        # ranks and arguments; a step has 131,072 tokens per GPU
+WORK = {        # number of ranks, and arguments; a step has 131,072 tokens per GPU
     "7B": (1, SEVEN.format(2048, 8, 64) + " --recipe=coat"),
     "7B-lean": (1, SEVEN.format(2048, 8, 64) + " --recipe=coat-lean"),
     "8B": (1, EIGHT.format(8192, 2, 16) + " --recipe=coat"),
@@ -28,7 +29,7 @@ WORK = {        # ranks and arguments; a step has 131,072 tokens per GPU
 }
 TOKENS, VOCABULARY, EOS = 1 << 21, 32000, 2
 SKIPPED = 2             # steps that are not measured
-TRACED = 4              # steps of a run under CUPTI; the last two are read
+TRACED = 4              # steps of a run under CUPTI, of which the last two are read
 SHOWN = ("step ", "model", "memory", "  activations", "shards", "recipe", "  keep", "packing", "error", "kernel_times")
 
 Work = collections.namedtuple("Work", "name ranks arguments")
@@ -37,7 +38,8 @@ COLUMNS = ("tokens/s per GPU", "GiB", "W", "SM MHz", "tokens/J")
 
 
 def write_tokens(folder):
-    """Two files of uint16 tokens, always the same: without documents, and with documents of 350 - 350 ln u tokens, at most 4096."""
+    """Writes two files of uint16 tokens, always the same: one without documents, and one with documents of 350 - 350 ln u
+    tokens, at most 4096."""
     paths = {name: os.path.join(folder, name + ".npy") for name in ("tokens", "documents")}
     if all(os.path.exists(path) and os.path.getsize(path) == 2 * TOKENS for path in paths.values()):
         return paths
@@ -54,7 +56,8 @@ def write_tokens(folder):
 
 
 def measure(folder, ranks):
-    """Result of the steps after SKIPPED, by metrics.jsonl. A line with the state of the GPUs has means since the previous such line."""
+    """The Result of the steps after SKIPPED, from metrics.jsonl. A line with the state of the GPUs has means since the previous
+    such line."""
     lines = metrics.read(folder)
     steps = [line for line in lines if "throughput/total_tokens" in line]
     first, last = steps[SKIPPED - 1], steps[-1]
@@ -62,7 +65,8 @@ def measure(folder, ranks):
     speed = (last["throughput/total_tokens"] - first["throughput/total_tokens"]) / seconds / ranks
     states = [line for line in lines if "system/gpu_power_watts" in line]
     weights = [(b["step"] - a["step"], b) for a, b in zip(states, states[1:])]
-    weights = [(n, b) for n, b in weights if b["step"] - n >= SKIPPED] or weights[-1:]      # steps below a second share lines
+    # if steps take less than a second, several share a line
+    weights = [(n, b) for n, b in weights if b["step"] - n >= SKIPPED] or weights[-1:]
 
     def mean(name):
         known = [(n, line[name]) for n, line in weights if name in line]
@@ -73,7 +77,7 @@ def measure(folder, ranks):
 
 
 def run(options, train, work, steps, times=None):
-    """Trains in options.folder/run; false if that failed. times: the file that kernel_times.so writes."""
+    """Trains in options.folder/run; returns false if the run failed. times: the file that kernel_times.so writes."""
     config, *rest = shlex.split(work.arguments.format(**options.paths))
     command = [*shlex.split(options.launch), "-n", str(work.ranks), os.path.abspath(train), config,
                f"--data.paths=[{options.paths['tokens']}]", "--data.memmap_dtype=uint16", f"--save_folder={options.run}",
@@ -99,7 +103,7 @@ def run(options, train, work, steps, times=None):
 
 
 def trace(options, train, work, name):
-    """Prints where steps spend their time. A program that dies at its end has still written most of the records."""
+    """Prints the time of each kernel in the steps. A program that dies at its end has still written most records."""
     times = os.path.join(options.folder, f"times-{name}")
     os.makedirs(times, exist_ok=True)
     for old in os.listdir(times):
@@ -132,7 +136,7 @@ def ratio(before, after, column):
 
 
 def print_table(programs, measured):
-    """measured: for each work and each program, a Result per round."""
+    """measured: a Result per round, for each work and each program."""
     print(f"\n| work | program | {' | '.join(COLUMNS)} |\n|---|---|" + "---|" * len(COLUMNS))
     for work, runs in measured.items():
         for train, results in zip(programs, runs):
@@ -142,7 +146,7 @@ def print_table(programs, measured):
 
 
 def kernel_times_loads(path):
-    """A library that CUDA cannot load may end the program without a message."""
+    """Whether CUDA can load the library: if not, it may end the program without a message."""
     try:
         ctypes.CDLL(os.path.abspath(path))
         return True
@@ -152,7 +156,7 @@ def kernel_times_loads(path):
 
 
 def bench(options, work, traces):
-    """Runs the programs alternately, then traces each. Returns their results, and whether nothing failed."""
+    """Runs the programs alternately, then traces each. Returns their results, and whether all runs succeeded."""
     results, failed = [[] for _ in options.train], set()
     for _ in range(options.rounds or len(options.train)):
         for train, of_train in zip(options.train, results):
@@ -171,7 +175,7 @@ def bench(options, work, traces):
 
 
 def parse_work(text, parser, ranks):
-    """A name of WORK, or [NAME: ]CONFIGURATION OPTIONS."""
+    """Parses a name of WORK, or [NAME: ]CONFIGURATION OPTIONS."""
     named = re.fullmatch(r"(?:([\w.-]+): )?(\S+\.yaml\b.*)", text)
     if text not in WORK and not named:
         parser.error(f"unknown: {text}; expected one of {', '.join(WORK)}, or a configuration with its options in quotes")

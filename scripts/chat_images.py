@@ -1,6 +1,6 @@
-"""Images in conversations, for make_chat_shards.py: which pictures the messages show, and where. In the texts of the messages an
-image is the text of the model's image token, also where the conversation has parts; in what the chat template writes it becomes
-as many tokens as it has rows of features."""
+"""Images in conversations, for make_chat_shards.py: which pictures the messages show, and at which positions. In the texts of
+messages, an image is the text of the model's image token, even if the conversation has parts. In the output of the chat
+template, it becomes as many tokens as the image has rows of features."""
 import json, os
 
 import chat_schema, chat_written, image_settings
@@ -8,11 +8,11 @@ from errors import Bad, shortened
 
 PARTS = ("image", "image_url")
 URLS = ("data:", "http://", "https://")
-LONGEST_NAME = 4096         # no file system has longer ones
+LONGEST_NAME = 4096         # no file system has longer names
 
 
 def image_token(model, tokenizer):
-    """The text of the token that stands for an image in the model in this folder."""
+    """The text of the image token of the model in this folder."""
     config = image_settings.read(model)["config"]
     number = config.get("image_token_index", config.get("image_token_id"))
     if not isinstance(number, int):
@@ -25,7 +25,7 @@ def image_token(model, tokenizer):
 
 
 class Features:
-    """The features in `folder`, for the model in `model`, whose tokenizer has the image token."""
+    """The features in `folder` for the model in `model`, whose tokenizer has the image token."""
 
     def __init__(self, folder, model, tokenizer):
         self.folder, path = folder, os.path.join(folder, "features.json")
@@ -61,13 +61,14 @@ def name_of(value, where):
 
 
 def listed(entry, where):
-    """The pictures next to the messages."""
+    """The pictures listed next to the messages."""
     found = [value for key in ("image", "images") if (value := entry.pop(key, None)) is not None]
     return [name_of(one, where) for value in found for one in (value if isinstance(value, list) else [value])]
 
 
 def flatten(message, token, where):
-    """The message with a text instead of parts, and the names of pictures in these; None: a part without a name."""
+    """(the message with a text instead of parts, names of the pictures in its parts); None in the place of a name: a part
+    without a name."""
     content = message.get("content") if isinstance(message, dict) else None
     if not isinstance(content, list) or not any(isinstance(part, dict) and part.get("type") in PARTS for part in content):
         return message, []
@@ -85,7 +86,7 @@ def flatten(message, token, where):
 
 
 def take(line, where, token):
-    """(the line without pictures; their names, in order)"""
+    """(the line without pictures, names of its pictures in order)"""
     entry = chat_schema.read_entry(line, where)
     outside, inside = listed(entry, where), []
     for key, value in entry.items():
@@ -100,7 +101,7 @@ def take(line, where, token):
 
 
 def check(talk, names, token, where):
-    """Checks that questions have as many image tokens as pictures, and answers none."""
+    """Checks that questions have as many image tokens as pictures, and that answers have no image token."""
     texts = [message.get("content") or "" for message in talk.messages]
     counts = [text.count(token) if isinstance(text, str) else 0 for text in texts]
     for i, (role, count) in enumerate(zip(talk.roles, counts), 1):
@@ -111,8 +112,8 @@ def check(talk, names, token, where):
 
 
 def expand(document, features, names, last, where):
-    """(text with a token for each row, places of its answers, numbers of its pictures) of a document, which begins with the first
-    message; last: it has all of them."""
+    """(text with a token for each row, positions of its answers, numbers of its pictures) of a document. The document begins
+    with the first message; last: it contains all messages."""
     token, text = features.token, document.text
     count = text.count(token)
     if count > len(names) or (last and count < len(names)):
@@ -123,7 +124,7 @@ def expand(document, features, names, last, where):
 
 
 def as_parts(messages, token):
-    """Messages with parts instead of texts, for templates that read only these. They write the end of a line after an image."""
+    """Messages with parts instead of texts, for templates that read only parts. These templates write a line end after an image."""
     for message in messages:
         content = message.get("content")
         if isinstance(content, str):
@@ -135,7 +136,7 @@ def as_parts(messages, token):
 
 
 def suit(template, token):
-    """Gives the template parts if it does not write a content that is a text; the template of LLaVA-1.5 writes only parts."""
+    """Gives the template parts if it does not write a content that is a text. The template of LLaVA-1.5 writes only parts."""
     try:
         takes_texts = chat_written.MARK in template.render([{"role": "user", "content": chat_written.MARK}])
     except Exception:       # a template can raise any exception

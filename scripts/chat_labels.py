@@ -1,9 +1,10 @@
-"""Where the assistant's answers begin and end in what a chat template writes, and how many documents a conversation becomes.
+"""Finds where the assistant's answers begin and end in the output of a chat template, and how many documents a conversation
+becomes.
 
 A conversation is usually one document, rendered as a whole. But templates of models that think leave out the thoughts of earlier
-turns, and some write tools or the system message into the last question. If the whole does not begin with the text that a model
-is asked with, or loses parts of answers, each question gets its own document, which ends with its answers. Earlier answers are in
-it as the model sees them then, and are not learned again.
+turns, and some write tools or the system message into the last question. If the rendered conversation does not begin with the text
+that a model is asked with, or loses parts of answers, each question gets its own document, which ends with the answers to this
+question. It contains earlier answers in the form in which the model then sees them; these are not learned again.
 """
 import collections, functools, os, re
 
@@ -11,18 +12,19 @@ import chat_written
 from chat_written import MARK, OTHER
 from errors import Bad
 
-# text, answers: (begin, end) of each in it; lost: {kind: how many} of what the template leaves out; open: how many answers that
-# others follow end with no special token; unasked: how many begin otherwise than the template asks for them
+# text; answers: (begin, end) of each answer in it; lost: {kind: number} of texts that the template leaves out; open: number of
+# answers before other messages that no special token ends; unasked: number of answers that begin otherwise than the template asks
+# for them
 Document = collections.namedtuple("Document", "text answers lost open unasked")
 
 
 def common(one, other):
-    """Length of the common beginning of two texts."""
+    """Length of the common prefix of two texts."""
     return len(os.path.commonprefix([one, other]))
 
 
 class Labels:
-    """template: a ChatTemplate; added: texts of tokens that may end a turn, the longest first; eos: where models stop."""
+    """template: a ChatTemplate; added: texts of tokens that may end a turn, the longest first; eos: text at which models stop."""
 
     def __init__(self, template, added, eos):
         self.template, self.added, self.eos = template, tuple(added), eos
@@ -30,12 +32,12 @@ class Labels:
         self.token = re.compile(rf"\s*({self.tokens.pattern})")
 
     def documents(self, conversation, where):
-        """The documents of a conversation; [] if it has no answer to learn."""
+        """The documents of a conversation; []: it has no answer to learn."""
         return Talk(self, conversation, where).documents()
 
 
 class Talk:
-    """One conversation. Messages have numbers from 0 here, from 1 in errors."""
+    """One conversation. Messages are numbered from 0 here, and from 1 in errors."""
 
     def __init__(self, labels, conversation, where):
         self.labels, self.where, self.template = labels, where, labels.template
@@ -50,26 +52,26 @@ class Talk:
             return self.template.render(messages, asks, self.tools, **self.variables)
         except Bad:
             raise
-        except Exception as problem:        # a template can fail in any way
+        except Exception as problem:        # a template can raise any exception
             raise Bad(f"{self.where}: {type(problem).__name__} in the chat template, rendering the first {len(messages)} messages: "
                       f"{problem}; expected a conversation that it takes: change or remove this one, or change the template")
 
     def try_render(self, messages, asks=False):
-        """None if the template fails."""
+        """As render; None if the template fails."""
         try:
             return self.render(messages, asks)
         except Bad:
             return None
 
     def until(self, count, asks=False):
-        """The text of the first messages."""
+        """The text of the first `count` messages."""
         if (count, asks) not in self.texts:
             self.texts[count, asks] = self.render(self.messages[:count], asks)
         return self.texts[count, asks]
 
     def settle(self, given):
-        """The messages in the form that the template accepts. Arguments of calls are objects or JSON text; a template for one form
-        may fail with the other, or print it as Python does or as a quoted text."""
+        """The messages in the form that the template accepts. Arguments of calls are objects or JSON text. A template for one of
+        these forms may fail with the other, or print it as Python does or as a quoted text."""
         first = None
         for kind in (None, dict, str):
             self.messages = [chat_written.arguments_as(message, kind) for message in given] if kind else given
@@ -89,7 +91,8 @@ class Talk:
     # ---- documents -----------------------------------------------------------------------------------------------------------
 
     def documents(self):
-        """One document; or one per question, if the answers then lose less, or more of them begin as the template asks."""
+        """One document; or one document per question, if the answers then lose less text, or more of them begin as the template
+        asks."""
         if not any(self.learned):
             return []
         ends = [i for i in range(1, len(self.messages)) if self.roles[i] == "user" and self.roles[i - 1] != "user"]
@@ -107,7 +110,8 @@ class Talk:
         return min(ways, key=self.harm)
 
     def pairs(self, bounds):
-        """(since, until) of documents that end at bounds; a document without an answer to learn is part of the next one."""
+        """(since, until) of documents that end at `bounds`. A document without an answer to learn becomes a part of the next
+        one."""
         since = 0
         for until in bounds:
             if any(self.learned[since:until]):
@@ -120,8 +124,8 @@ class Talk:
         return lost, sum(one.unasked for one in documents)
 
     def document(self, since, until):
-        """The document of the messages before number until; answers from number since on are learned. Space after the token that
-        ends a turn is not part of the answer: no model writes it."""
+        """The document of the messages before number `until`. Answers from number `since` on are learned. Space after the token
+        that ends a turn is not part of the answer, because no model writes it."""
         text = self.until(until)
         answers, open, unasked = [], 0, 0
         for i in range(since, until):
@@ -143,9 +147,10 @@ class Talk:
     # ---- the beginning of an answer ------------------------------------------------------------------------------------------
 
     def find_begin(self, text, i, until):
-        """(where answer i begins in the text, whether the template asks for it so). It begins after the text that a model is given
-        to answer. The whole may not begin with that text, because the template then writes earlier messages differently, or
-        thoughts that the answer lacks. Then it begins after as much of the opening of an answer as there is before this one."""
+        """(position in the text where answer i begins, whether the template asks for it so). The answer begins after the text
+        that a model is given to answer. The rendered conversation may not begin with that text, because the template then writes
+        earlier messages differently, or thoughts that the answer lacks. In this case, the answer begins after the longest part
+        of an answer's opening that is before it."""
         prompt = self.until(i, asks=True) if i else None        # no template renders an empty list of messages
         if i and text.startswith(prompt):
             return len(prompt), True
@@ -154,7 +159,7 @@ class Talk:
             return len(text[:front].rstrip(" ")), i == 0
         for length in self.boundaries(self.opening or ""):
             at = text.rfind(self.opening[:length], lowest, front)
-            if at >= 0 and self.opening[:length] not in self.heading:       # else any message may begin so
+            if at >= 0 and self.opening[:length] not in self.heading:       # otherwise any message may begin so
                 return at + length, i == 0 and length == len(self.opening)
         asked = prompt or self.opening or ""
         at = common(text, asked)
@@ -164,8 +169,8 @@ class Talk:
 
     @functools.cached_property
     def opening(self):
-        """What add_generation_prompt adds after a question. If the template writes something else there without it, the text from
-        the first different token on. None if the template accepts no question."""
+        """The text that add_generation_prompt adds after a question. If the template writes another text there without it: that
+        text from the first different token on. None: the template accepts no question."""
         question = [{"role": "user", "content": MARK}]
         without, asked = self.try_render(question), self.try_render(question, asks=True)
         if without is None or asked is None:
@@ -179,12 +184,12 @@ class Talk:
         return (self.try_render([{"role": "user", "content": MARK}]) or "").partition(MARK)[0]
 
     def boundaries(self, opening):
-        """The lengths at which an opening may be cut, the longest first: all of it, and where its tokens begin and end."""
+        """The lengths at which an opening may be cut, the longest first: its whole length, and where its tokens begin and end."""
         tokens = self.labels.tokens.finditer(opening)
         return sorted({len(opening), *(place for token in tokens for place in token.span())}, reverse=True)
 
     def front(self, messages, i, text):
-        """Where the text of message i begins in the text of the messages."""
+        """The position where the text of message i begins in the text of the messages."""
         return common(text, self.render([*messages[:i], chat_written.altered(messages[i], OTHER), *messages[i + 1:]]))
 
     # ---- the end of an answer ------------------------------------------------------------------------------------------------
@@ -192,8 +197,9 @@ class Talk:
     def find_end(self, text, i, until):
         """Where answer i ends. Some templates render the last turn differently (OLMo 3 ends it with another token, Qwen 3 adds
         thoughts). Then the answer ends where the beginning of the next message starts. To find that, a mark replaces the answer:
-        after the mark comes the token that ends the turn, if there is one, and then that beginning. An answer with calls cannot
-        be replaced, because later messages may need them; it ends with the token that ends it when it is last."""
+        after the mark comes the token that ends the turn, if there is one, and then the beginning of the next message. An answer
+        with calls cannot be replaced, because later messages may need the calls. It ends with the token that ends it when it is
+        the last message."""
         last = text if i + 1 == until else self.try_render(self.messages[:i + 1])
         if last and text.startswith(last):
             return len(last) - (len(self.trailing) if last.endswith(self.trailing) else 0)
@@ -212,8 +218,8 @@ class Talk:
         return at + len(token)
 
     def find_next(self, i, until, last):
-        """What the template writes between answer i and the text of the next message, without a token that ends the turn; None
-        if it accepts no mark there. last: the text that ends with the answer."""
+        """The text that the template writes between answer i and the text of the next message, without a token that ends the
+        turn; None: the template accepts no mark there. last: the text that ends with the answer."""
         plain = {"role": self.messages[i]["role"], "content": MARK}
         messages = [*self.messages[:i], plain, *self.messages[i + 1:until]]
         shown = self.try_render(messages) or ""
@@ -224,8 +230,8 @@ class Talk:
         return between[token.end():] if token and self.ends_turn(token, messages[:i + 1], i, last) else between
 
     def ends_turn(self, token, messages, i, last):
-        """Whether a token right after an answer that is the last message ends it. Otherwise it begins the next message, and depends
-        on the role of that message."""
+        """Whether a token right after an answer ends the answer when it is the last message. Otherwise the token begins the next
+        message, and depends on the role of that message."""
         if token[1] == self.labels.eos or last.rstrip().endswith(token[1]):
             return True
         if token[1] in (self.opening or ""):

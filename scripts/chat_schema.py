@@ -1,22 +1,25 @@
-"""What a line of a file of conversations may hold: its forms, and the JSON of a message that a chat template expects. Anything
-else is an error that names its place; nothing is guessed. The template gets what transformers' apply_chat_template gives it."""
+"""The forms of a line in a file of conversations, and the JSON of a message that a chat template expects. Anything else is an
+error that names its position; nothing is guessed. The template gets the same arguments as from apply_chat_template of
+transformers."""
 import collections, json
 
 from errors import Bad
 
-# messages: as the template gets them; roles: "system", "user", "assistant" or "tool" of each; learned: whether each is an answer to
-# be learned; tools: a list or None; variables: what else the template gets, by name; renamed: roles that the template does not know
+# messages: as the template gets them; roles: the role of each message: "system", "user", "assistant" or "tool"; learned: whether
+# each message is an answer to be learned; tools: a list or None; variables: other variables of the template, by name; renamed:
+# roles that the template does not know
 Conversation = collections.namedtuple("Conversation", "messages roles learned tools variables renamed")
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant",
          "chatgpt": "assistant", "model": "assistant", "tool": "tool", "function": "tool", "observation": "tool", "ipython": "tool",
          "tool_response": "tool", "function_response": "tool", "function_call": "assistant", "tool_call": "assistant"}
-CALLS = ("function_call", "tool_call")          # roles whose text is calls in JSON
-OWN = ("developer", "tool", "function", "observation", "ipython")       # a template that names such a role gets it unchanged
+CALLS = ("function_call", "tool_call")          # roles of messages whose text is calls in JSON
+OWN = ("developer", "tool", "function", "observation", "ipython")       # a template that names such a role gets the role unchanged
 LEARNED = {"weight": (0, 1), "train": (False, True), "loss": (False, True)}     # keys of messages, and the meaning of their values
-THOUGHTS = ("reasoning_content", "thinking", "reasoning")               # names in use; transformers copies all into the first
-PARTS = ("text", "thinking")                    # types of parts that have their text in a key of that name
-RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "self")     # "self": of jinja
+# names in use; transformers copies all of them into the first
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+PARTS = ("text", "thinking")                    # types of parts whose text is under a key with the name of the type
+RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "self")     # "self": a name of jinja
 
 
 def shown(value, most=60):
@@ -47,7 +50,7 @@ def read_entry(line, where):
 
 
 def decode(value, kind, where, what):
-    """value as a list or dict (kind); it may be JSON text of one. A blank text is an empty list."""
+    """value as a list or dict (kind). It may be the JSON text of one; a blank text is an empty list."""
     found = value
     if isinstance(value, str):
         try:
@@ -74,7 +77,7 @@ def read_call(call, where):
 
 
 def read_calls(message, role, where):
-    """The message with its calls, if any, in tool_calls; function_call is OpenAI's old name of a single call."""
+    """The message with its calls, if it has any, in tool_calls. function_call is OpenAI's old name of a single call."""
     if message.get("function_call") is not None and not message.get("tool_calls"):
         message = {**message, "tool_calls": [{"type": "function", "function": message["function_call"]}]}
         message["tool_calls"][0]["function"] = decode(message.pop("function_call"), dict, where, '"function_call"')
@@ -87,7 +90,8 @@ def read_calls(message, role, where):
 
 
 def read_content(message, role, where):
-    """The content: a text, or parts with text; from a tool also an object or list; none in a message with calls or thoughts."""
+    """The content of a message: a text, or parts with text; from a tool also an object or list; none in a message with calls or
+    thoughts."""
     content = message.get("content")
     if isinstance(content, list) and content and all(isinstance(part, dict) and part.get("type") in PARTS
                                                      and isinstance(part.get(part["type"]), str) for part in content):
@@ -125,7 +129,7 @@ def read_learned(message, role, where):
 
 
 def read_message(message, number, where, words):
-    """(message as transformers passes it to templates, without keys that are null; role; learned)"""
+    """(message as transformers passes it to templates, without keys whose value is null; role; learned)"""
     if not isinstance(message, dict):
         raise Bad(f"{where}: message {number} is {shown(message)}; expected an object")
     where = f"{where}: message {number}"
@@ -180,7 +184,7 @@ def read_completion(entry, where):
 
 
 def read_alpaca(entry, where):
-    """history holds pairs of question and answer, which come first and are learned too."""
+    """history has pairs of question and answer, which come first and are learned, too."""
     question, answer = read_texts(entry, ("instruction", "output"), where)
     question += "\n\n" + read_texts(entry, ("input",), where)[0] if entry.get("input") else ""
     history = entry.get("history") or []
@@ -190,7 +194,7 @@ def read_alpaca(entry, where):
     return [say(role, text) for pair in [*history, [question, answer]] for role, text in zip(("user", "assistant"), pair)]
 
 
-FORMS = (       # the key that tells the form, what makes messages of it
+FORMS = (       # key that identifies the form, function that makes messages of it
     ("messages", lambda entry, where: read_list(entry, "messages", where)),
     ("conversations", lambda entry, where: read_list(entry, "conversations", where)),
     ("completion", read_completion),
@@ -199,7 +203,7 @@ FORMS = (       # the key that tells the form, what makes messages of it
 
 
 def read_tools(entry, where):
-    """A list of objects, or None; OpenAI's old name is functions."""
+    """The tools: a list of objects, or None. OpenAI's old name of the key is functions."""
     if entry.get("tools") is None and entry.get("functions") is not None:
         functions = decode(entry["functions"], list, where, '"functions"')
         return [{"type": "function", "function": decode(one, dict, where, 'one of "functions"')} for one in functions]
@@ -209,7 +213,7 @@ def read_tools(entry, where):
 
 
 def read_variables(entry, where):
-    """TRL's chat_template_kwargs, and documents."""
+    """Variables of the template: TRL's chat_template_kwargs, and documents."""
     variables = entry.get("chat_template_kwargs") or {}
     variables = decode(variables, dict, where, '"chat_template_kwargs"')
     for name in RESERVED:

@@ -1,4 +1,4 @@
-"""A model folder's chat templates, rendered as apply_chat_template of transformers 5.24 does. Needs the packages jinja2 and
+"""Renders a model folder's chat templates as apply_chat_template of transformers 5.24 does. Needs the packages jinja2 and
 tokenizers."""
 import datetime, glob, json, os, sys
 
@@ -17,8 +17,8 @@ except ImportError as problem:
 
 
 class Generation(jinja2.ext.Extension):
-    """{% generation %} ... {% endgeneration %}, which some templates put around answers, renders its content as a block of its
-    own: variables set there are unknown after it."""
+    """{% generation %} ... {% endgeneration %}, which some templates put around answers, renders its content as a separate
+    block: variables that are set there are unknown after it."""
     tags = {"generation"}
 
     def parse(self, parser):
@@ -35,7 +35,7 @@ def raise_exception(message):
 
 
 def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
-    """Without jinja's escapes for HTML."""
+    """JSON without jinja's escapes for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -48,9 +48,10 @@ def read_text(path):
 
 
 def find_templates(folder, config):
-    """{name: (file, text)}: chat_template.jinja, whose name is default, and additional_chat_templates/NAME.jinja; only without such
-    files the chat_template of tokenizer_config.json, a text, which is called default, or a list of templates with names; only
-    without that one the chat_template of chat_template.json, where old processors of pictures have theirs."""
+    """{name: (file, text)} of all templates. The first of these sources that exists is used: chat_template.jinja, whose name is
+    default, and additional_chat_templates/NAME.jinja; the chat_template of tokenizer_config.json, which is a text, called
+    default, or a list of templates with names; the chat_template of chat_template.json, where old processors of pictures store
+    theirs."""
     path, found = os.path.join(folder, "chat_template.jinja"), {}
     if os.path.isfile(path):
         found["default"] = path, read_text(path)
@@ -75,7 +76,7 @@ def find_templates(folder, config):
 
 
 def find_names(tree):
-    """(attributes and keys that a template reads, and all other words in it; only those other words, such as roles)."""
+    """(attributes and keys that a template reads, all other words in it, such as roles)."""
     words = lambda some: {node.value for node in some if isinstance(node, nodes.Const) and isinstance(node.value, str)}
     keys = {id(node.arg): node.arg for node in tree.find_all(nodes.Getitem)}
     other = words(node for node in tree.find_all(nodes.Const) if id(node) not in keys)
@@ -83,16 +84,16 @@ def find_names(tree):
 
 
 def name_thoughts(messages):
-    """Each message with its thoughts under the names that templates read."""
+    """Each message, with its thoughts under all names that templates read."""
     for message in messages:
         thoughts = next((message[name] for name in THOUGHTS if message.get(name) is not None), None)
         yield message if thoughts is None else {"thinking": thoughts, **message, "reasoning_content": thoughts}
 
 
 class ChatTemplate:
-    """files: tokenizer_files.load of the folder. now: the time that strftime_now gives the template, so that all conversations have
-    the same date; default: the current time. names: all words of the folder's templates; words: those that are no keys;
-    variables: the variables that they read. change: None, or a function that makes of messages those that the templates get."""
+    """files: tokenizer_files.load of the folder. now: the time that strftime_now gives the template, so that all conversations
+    have the same date; default: the current time. names: all words of the folder's templates; words: the words that are no keys;
+    variables: the variables that the templates read. change: None, or a function that converts messages for the templates."""
 
     def __init__(self, folder, files, now=None):
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
@@ -113,14 +114,14 @@ class ChatTemplate:
                 raise Bad(f"{path}: line {problem.lineno} of the chat template: {problem}; expected a template of jinja")
 
     def choose(self, tools):
-        """The template named tool_use if there are tools, even an empty list, else the default one."""
+        """The template named tool_use if there are tools, even an empty list; otherwise the default template."""
         name = "tool_use" if tools is not None and "tool_use" in self.templates else "default"
         if name not in self.templates:
             raise Bad(f"{self.folder} has chat templates named {', '.join(sorted(self.templates))}; expected one named default")
         return self.templates[name]
 
     def render(self, messages, add_generation_prompt=False, tools=None, **variables):
-        """The text of messages [{"role", "content"}, ...]; raises any exception of the template."""
+        """The text of messages [{"role", "content"}, ...]. Any exception of the template passes through."""
         messages = name_thoughts(messages)
         messages = list(self.change(messages) if self.change else messages)
         given = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}

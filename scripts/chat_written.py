@@ -1,12 +1,13 @@
-"""Compares what a chat template writes with the conversation: which texts of the messages it leaves out, and what it adds, such as
-Python's spelling of a list. It puts marks into the texts, because a word may occur twice."""
+"""Compares the output of a chat template with the conversation: which texts of the messages it leaves out, and what it adds,
+such as Python's spelling of a list. The functions put marks into the texts, because a word may occur twice."""
 import json, re
 
 from chat_schema import PARTS, THOUGHTS
 
-MARK, OTHER = "\ue000", "\ue001"        # characters for private use, to tell one text from another
+MARK, OTHER = "\ue000", "\ue001"        # private-use characters that distinguish one text from another
 NUMBERED = re.compile("\ue002(\\d+)\ue003")
-READ = ("role", "content", "tool_calls", "tool_call_id", *THOUGHTS)     # keys whose loss marks show, or whose loss does not matter
+# keys whose loss the marks show, or whose loss does not matter
+READ = ("role", "content", "tool_calls", "tool_call_id", *THOUGHTS)
 
 
 def strings(value):
@@ -19,7 +20,7 @@ def strings(value):
 
 
 def containers(value):
-    """The objects and lists in a value of JSON, the value included."""
+    """The objects and lists in a value of JSON, including the value itself."""
     if isinstance(value, (dict, list)):
         yield value
         for one in (value.values() if isinstance(value, dict) else value):
@@ -27,19 +28,19 @@ def containers(value):
 
 
 def functions(message):
-    """The function of each call, which holds its name and arguments."""
+    """The function of each call: an object with name and arguments."""
     return [call if call.get("function") is None else call["function"] for call in message.get("tool_calls") or []]
 
 
 def change_calls(message, change):
-    """A copy of the message with change(function) instead of each function."""
+    """A copy of the message in which change(function) replaces each function."""
     calls = [change(call) if call.get("function") is None else {**call, "function": change(call["function"])}
              for call in message["tool_calls"]]
     return {**message, "tool_calls": calls}
 
 
 def altered(message, mark):
-    """The message with a mark instead of each of its texts."""
+    """The message, with a mark in place of each of its texts."""
     changed = {**message, "content": mark, **{name: mark for name in THOUGHTS if name in message}}
     return change_calls(changed, lambda function: {**function, "name": mark}) if message.get("tool_calls") else changed
 
@@ -47,7 +48,7 @@ def altered(message, mark):
 # ---- what is left out --------------------------------------------------------------------------------------------------------
 
 class Marks:
-    """Numbered marks; kinds: (number of the message, kind of the text, in plural) of each."""
+    """Numbered marks. kinds: for each mark (number of the message, kind of the text, as a plural noun)."""
 
     def __init__(self):
         self.kinds = []
@@ -57,7 +58,8 @@ class Marks:
         return f"{text[:at]}\ue002{len(self.kinds) - 1}\ue003{text[at:]}"
 
     def in_content(self, text, i, kind):
-        """Puts a mark in the middle, where it changes beginning and end least; thoughts before an answer get their own."""
+        """Puts a mark in the middle of the text, where it changes beginning and end least; thoughts before an answer get their
+        own mark."""
         before, end, after = text.rpartition("</think>")
         if end and before.split("<think>")[-1].strip():
             before = self.put(before, len(before.rstrip()), i, "thoughts")
@@ -74,7 +76,7 @@ class Marks:
         marked = dict(message)
         for name in THOUGHTS:
             if message.get(name, "").strip():
-                first = next(one for one in THOUGHTS if one in message)       # the same text under another name
+                first = next(one for one in THOUGHTS if one in message)       # both names have the same text
                 marked[name] = marked[first] if name != first else self.put(message[name], len(message[name]) // 2, i, "thoughts")
         if isinstance(message.get("content"), str):
             marked["content"] = self.in_content(message["content"], i, kind)
@@ -97,8 +99,8 @@ CONTENTS = {"system": "system messages", "user": "questions", "assistant": "answ
 
 
 def find_lost(render, messages, roles, tools):
-    """[(number of the message, kind)] of texts that render(messages, tools) leaves out; number -1: of the tools. If a template
-    accepts no marks, because it reads names, a text counts as written if it is anywhere in the result."""
+    """[(number of the message, kind)] of texts that render(messages, tools) leaves out; number -1: the tools. If a template
+    accepts no marks, because it reads names, a text counts as written if it occurs anywhere in the result."""
     marks = Marks()
     marked = [marks.in_message(message, i, CONTENTS[role]) for i, (message, role) in enumerate(zip(messages, roles))]
     tools = tools and [marks.in_tool(tool, -1) for tool in tools]
@@ -113,14 +115,14 @@ def find_lost(render, messages, roles, tools):
 
 
 def find_unread(messages, names):
-    """The keys of each message that have a value and that no template of the folder names."""
+    """For each message, the keys with a value that no template of the folder names."""
     return [key for message in messages for key in message if key not in READ and key not in names]
 
 
 # ---- what no message says --------------------------------------------------------------------------------------------------------
 
 def arguments_as(message, kind):
-    """The message with the arguments of its calls as kind: dict, or str (JSON text)."""
+    """The message with the arguments of its calls in the form `kind`: dict, or str (JSON text)."""
     def change(function):
         value = function.get("arguments")
         if isinstance(value, str) and kind is dict:
@@ -132,8 +134,9 @@ def arguments_as(message, kind):
 
 
 def find_misspelled(text, messages, others):
-    """The error in the spelling of lists, objects and arguments in the text, or None. others: other inputs of the template,
-    which may hold the same words. Templates spell the values within arguments as their models do, some as Python does."""
+    """The error in the spelling of lists, objects and arguments in the text; None: no error. others: other inputs of the
+    template, which may contain the same words. Templates spell the values within arguments as their models do, some as Python
+    does."""
     wrong = {}
     for message in messages:
         calls, called = message.get("tool_calls") or [], functions(message)

@@ -5,7 +5,7 @@
 
 Arguments after -- go to every run. Each run is in --folder/RECIPE (scripts/plot_loss.py draws them in one picture); a
 complete run is not trained again. The training loss is the mean of the last 10 % of the steps; each evaluation set has
-its last loss; the difference from the first recipe follows in brackets. Speed leaves out the first tenth of the steps and
+its last loss; the difference from the first recipe's loss follows in brackets. Speed leaves out the first tenth of the steps and
 includes evaluations. With --seeds each recipe is trained once per seed, in --folder/RECIPE-SEED; the table then has means,
 and after +- the standard error of the mean difference.
 """
@@ -60,14 +60,14 @@ def read(folder):
 
 
 def differences(runs, first, name):
-    """Mean loss and, in brackets, the mean difference from the first recipe's losses with the same seeds."""
+    """The mean loss and, in brackets, its mean difference from the losses of the first recipe with the same seeds."""
     percent = [100 * (run["losses"][name] / base["losses"][name] - 1) for run, base in zip(runs, first)]
     error = f" +- {statistics.stdev(percent) / len(percent) ** 0.5:.2f}" if len(percent) > 1 and runs is not first else ""
     return f"{statistics.mean(run['losses'][name] for run in runs):.4f} ({statistics.mean(percent):+.2f}{error} %)"
 
 
 def table(recipes):
-    """recipes: for each recipe its runs, one per seed."""
+    """recipes: the runs of each recipe, one per seed."""
     first = next(iter(recipes.values()))
     names = list(first[0]["losses"])
     print("| recipe | memory, GiB | tokens/s | " + " | ".join(f"{name} loss" for name in names) + " |")

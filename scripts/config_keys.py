@@ -1,4 +1,4 @@
-"""What convert_config.py makes: the new keys, and the list of what became of each old one."""
+"""The result of convert_config.py: the new keys, and the list of how each old key was converted."""
 import functools, json, math, os, re
 
 from errors import Bad
@@ -27,7 +27,7 @@ def other_names():
 
 
 def flatten(tree, prefix=""):
-    """{a: {b: 1}} as {"a.b": 1}; the value of a key of ./train stays whole."""
+    """{a: {b: 1}} as {"a.b": 1}; the value of a key of ./train is not flattened."""
     flat = {}
     for key, value in tree.items():
         name = prefix + str(key)
@@ -71,7 +71,7 @@ def shown(value):
 
 
 def lines_of(value, indent):
-    """The lines below `key:`, or its value on that line."""
+    """The lines below `key:`, or the value on the same line."""
     space = " " * indent
     if isinstance(value, dict) and value:
         for key, item in value.items():
@@ -93,7 +93,7 @@ def after_colon(value, indent):
 
 
 class Converted:
-    """theirs: what is left of the old file; ours: the new keys."""
+    """theirs: keys of the old file that are not converted yet; ours: the new keys."""
 
     def __init__(self, tree, program, path, ranks):
         self.theirs, self.ours, self.program, self.path, self.ranks = flatten(tree), {}, program, path, ranks
@@ -103,12 +103,12 @@ class Converted:
         raise Bad(f"{self.path}: {key}: {shown(value)}: {reason}")
 
     def take(self, key, default=None):
-        """The value of their key, which then counts as converted; null counts as not given."""
+        """Returns the value of an old key, which then counts as converted; null counts as not given."""
         value = self.theirs.pop(key, None)
         return default if value is None else value
 
     def put(self, key, value, source=None, why=""):
-        """source: what it comes from, as `lr: 1`; None: their default."""
+        """source: where the value comes from, as `lr: 1`; None: the old program's default."""
         if key not in known():
             raise KeyError(key)
         self.ours[key] = value
@@ -116,14 +116,14 @@ class Converted:
         self.translated.append(f"{source} -> {key}: {shown(value)}{why and f' ({why})'}")
 
     def count(self, key, default=None):
-        """Their number."""
+        """Returns the old key's number."""
         value = number(self.take(key, default))
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
             self.refuse(key, value, "expected a number")
         return value
 
     def move(self, theirs, ours, default=None, change=None, why=""):
-        """Converts their key to ours. `default`: their default, if the file does not have the key."""
+        """Converts an old key to ours. `default`: the old program's default, if the file does not have the key."""
         value = self.take(theirs)
         if value is not None:
             self.put(ours, change(number(value)) if change else value, f"{theirs}: {shown(value)}", why)
@@ -131,7 +131,7 @@ class Converted:
             self.put(ours, default, None, why)
 
     def drop(self, names, reason):
-        """Leaves out these keys, and all below them."""
+        """Leaves out these keys, and all keys below them."""
         out = []
         for name in names.split():
             below = [key for key in self.theirs if key == name or key.startswith(name + ".")]
@@ -141,11 +141,11 @@ class Converted:
             self.dropped.append(f"{', '.join(out)}: {reason}")
 
     def ask(self, what, reason):
-        """Something that the file does not say."""
+        """Adds something that the file does not say to the list."""
         self.missing.append(f"{what}: {reason}")
 
     def rest(self):
-        """Keys that no rule names, unless they switch nothing on."""
+        """Reports keys that no rule names, unless they switch nothing on."""
         for key, value in list(self.theirs.items()):
             if self.take(key) not in (None, {}, [], False, 0, "", "false", "none"):
                 self.ask(f"{key}: {shown(value)}", "this script does not know the key; it is left out")
@@ -157,7 +157,7 @@ class Converted:
                      f"download {name} --local-dir {name})")
 
     def batch(self, micro, accumulation, width=1):
-        """micro: sequences of a GPU; accumulation: micro-batches of a step; width: GPUs that share sequences."""
+        """micro: sequences of a GPU; accumulation: micro-batches of a step; width: number of GPUs that share sequences."""
         self.put("device_train_microbatch_size", micro, f"{micro} sequences of a GPU")
         groups = max(1, (self.ranks or width) // width)
         self.put("global_train_batch_size", micro * accumulation * groups,

@@ -1,4 +1,4 @@
-"""YAML of OLMo's trainer and of COAT. Keys that ./train has keep their names; the others have a row here."""
+"""Converts YAML of OLMo's trainer and of COAT. Keys that ./train has keep their names; this file has a row for each other key."""
 import re
 
 from config_keys import known, other_names, shown
@@ -6,7 +6,7 @@ from config_keys import known, other_names, shown
 NAME = "OLMo or COAT"
 SECTIONS = ("model", "optimizer", "quantize_model", "quantize_optimizer", "fsdp", "global_train_batch_size", "max_duration")
 
-# Keys of which ./train supports one value. With other values of the first list it is another model.
+# Keys of which ./train supports one value. Other values of the first keys describe another model.
 MODEL = {
     "activation_type": ("swiglu", "the MLP is SwiGLU"), "block_type": ("sequential llama", "attention, then MLP"),
     "rope": ("true", "positions are rotary"), "alibi": ("false", "positions are rotary"),
@@ -51,7 +51,7 @@ NO_USE = (
 )
 RECIPES = {("coat_real", True): "coat", ("coat_real", False): "coat-act", ("fp8linear", False): "fp8", ("fp8linear", True): "fp8",
            ("fp8deepseek", False): "fp8", ("fp8deepseek", True): "fp8", (None, True): "coat-opt"}
-# Columns of recipes that COAT's sections change.
+# Columns of recipes that sections of COAT change.
 SAVED = {"format.saved_norm_input": ("e4m3", 16), "format.saved_mlp": ("e4m3", 16), "format.operand": ("e4m3", 0)}
 FORWARD = {"coat": SAVED, "coat-act": SAVED, "fp8": {"format.operand": ("e4m3", 0)}}
 SHARES = ("one_in_two", "one_in_three", "one_in_four", "one_in_eight", "two_in_three", "three_in_four")
@@ -95,7 +95,7 @@ def resolve(c, key, value):
 
 
 def continues(c, value):
-    """load_path: ${path.check_exist:SAVE_FOLDER/latest}"""
+    """Whether load_path has the form ${path.check_exist:SAVE_FOLDER/latest}."""
     inner = re.fullmatch(r"\$\{path\.check_exist:(.*)\}", value or "")
     try:
         return bool(inner) and written_out(c, inner[1]) == written_out(c, c.theirs.get("save_folder") or "") + "/latest"
@@ -127,7 +127,7 @@ def resolve_all(c):
 # ---- recipes ----------------------------------------------------------------------------------------------------------------
 
 def one_format(c, names, default):
-    """The format that all these keys have. The values of the keys are E4M3 or E5M2."""
+    """The common format of all these keys. Their values are E4M3 or E5M2."""
     given = {name: str(c.take(name)).lower() for name in names if c.theirs.get(name) is not None}
     for name, value in given.items():
         if value not in ("e4m3", "e5m2"):
@@ -140,7 +140,7 @@ def one_format(c, names, default):
 
 
 def columns(c, recipe, model, optimizer):
-    """Columns that COAT's sections change, where the recipe has another value."""
+    """Columns that sections of COAT set to another value than the recipe."""
     names = [f"quantize_model.{x}" for x in ("fabit", "fwbit", "fobit", "babit", "bwbit", "bobit")]
     forward, backward = one_format(c, names[:3], "e4m3"), one_format(c, names[3:], "e5m2")
     group = c.count("quantize_model.group_size", 0)
@@ -223,7 +223,7 @@ def one_value(c):
 
 
 def evaluator(c, tree, prefix="evaluators[]."):
-    """The keys of an evaluator that ./train has; the others are left in c.theirs."""
+    """The keys of an evaluator that ./train has; all other keys stay in c.theirs."""
     out = {}
     for key, value in tree.items():
         name = prefix + key

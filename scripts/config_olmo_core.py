@@ -1,11 +1,11 @@
-"""config.json of OLMo-core, as its runs write it and `--dry-run` prints it."""
+"""Converts config.json of OLMo-core, as its runs write it and `--dry-run` prints it."""
 from config_keys import shown
 
 NAME = "OLMo-core"
 MODEL, BLOCK, TRAIN, OPTIM = "model.", "model.block.", "train_module.", "train_module.optim."
 SCHEDULERS = {"cos_with_warmup": "cosine_with_warmup", "linear_with_warmup": "linear_with_warmup", "constant": "constant",
               "constant_with_warmup": "constant_with_warmup", "inv_sqrt_with_warmup": "inverse_sqrt_with_warmup", "wsd": "wsd"}
-# Values of keys that ./train supports; with other values it is another model.
+# Values of keys that ./train supports; other values describe another model.
 ONLY = {"model.name": "default", "model.block.name": "default reordered_norm", "sequence_mixer.type": "attention",
         "sequence_mixer.name": "default fused", "feed_forward.name": "default", "feed_forward.activation": "silu", "rope.name":
         "default fused complex", "rope.partial_rotary_factor": "1.0", "lm_head.name": "default"}
@@ -20,18 +20,18 @@ def matches(tree):
 
 
 def no(c, key, reason):
-    """A part without a counterpart in ./train: it must be absent or false."""
+    """Checks a part that ./train does not have: it must be absent or false."""
     value = c.take(key)
     if value not in (None, False, {}, []):
         c.refuse(key, value, reason)
 
 
 def norm(c, key):
-    """The norms of a block; all have one kind and one eps here."""
+    """The norms of a block; here all norms have one kind and one eps."""
     kind, eps = c.take(f"{key}.name", "rms"), c.take(f"{key}.eps", 1e-5)
     affine = c.take(f"{key}.elementwise_affine", True)
     no(c, f"{key}.bias", "norms have no bias")
-    c.take(f"{key}.full_precision")                                     # always
+    c.take(f"{key}.full_precision")                                     # always full precision here
     return kind.replace("fused_", ""), float(eps), affine
 
 
@@ -55,7 +55,7 @@ def windows(c, key, layers):
 def rope(c, key):
     c.move(f"{key}.theta", "model.rope_theta", 500000)
     no(c, f"{key}.no_global_rope", "every layer has rotary positions")
-    c.take(f"{key}.full_precision")                                     # always
+    c.take(f"{key}.full_precision")                                     # always full precision here
     kind = c.take(f"{key}.scaling._CLASS_", "").rpartition(".")[2]
     rope_type = {"": None, "YaRNRoPEScalingConfig": "yarn", "StepwiseRoPEScalingConfig": "llama3"}
     if kind not in rope_type:
@@ -73,7 +73,7 @@ def rope(c, key):
 def model(c):
     block, mixer = "model.block", "model.block.sequence_mixer"
     if not any(key.startswith(mixer) for key in c.theirs):
-        mixer = "model.block.attention"                                 # earlier versions
+        mixer = "model.block.attention"                                 # name in earlier versions
     same = []
     for key, values in ONLY.items():
         part, _, last = key.rpartition(".")
@@ -212,7 +212,7 @@ def optimizer(c):
 
 
 def scheduler(c, total):
-    """total: steps or tokens of the run in the scheduler's units, or None."""
+    """total: length of the run in steps or tokens, in the scheduler's unit; None: unknown."""
     key = TRAIN + "scheduler."
     kind = c.take(key + "type") or c.take(key + "_CLASS_", "constant").rpartition(".")[2]
     kind = {"CosWithWarmup": "cos_with_warmup", "WSD": "wsd", "LinearWithWarmup": "linear_with_warmup"}.get(kind, kind)
@@ -241,7 +241,7 @@ def scheduler(c, total):
 
 
 def length(c, key):
-    """A Duration as ./train writes it."""
+    """A Duration in the form of ./train."""
     value, unit = c.take(f"{key}.value"), c.take(f"{key}.unit")
     c.take(f"{key}._CLASS_")
     return value, unit, value and f"{value}{ {'steps': '', 'tokens': 'T', 'epochs': 'ep'}[unit]}"
@@ -301,7 +301,7 @@ def saving(c):
 
 
 def plain(c):
-    """Leaves out the names of classes that no rule reads, and formats, which the recipe decides."""
+    """Leaves out names of classes that no rule reads, and formats, because the recipe decides them."""
     read = ("dataset._CLASS_", "rope.scaling._CLASS_", "optim._CLASS_", "scheduler._CLASS_", "qk_norm._CLASS_")
     for key in list(c.theirs):
         last = key.rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""TOML of torchtitan, by the names of its versions until it left TOML in 2026."""
+"""Converts TOML of torchtitan, with the names of its versions until 2026, when it stopped using TOML."""
 from config_keys import shown
 
 NAME = "torchtitan"
@@ -21,7 +21,7 @@ def matches(tree):
 
 
 def first(c, names, default=None):
-    """The value of the first of these names that the file has, with that name."""
+    """(the value of the first of these names that the file has, this name)."""
     values = [(c.take(name), name) for name in names.split()]
     return next(((value, f"{name}: {shown(value)}") for value, name in values if value is not None), (default, None))
 

@@ -1,4 +1,4 @@
-"""TrainingArguments of Hugging Face, as YAML or JSON: also of TRL's SFTConfig with its model arguments, and of LLaMA-Factory."""
+"""Converts TrainingArguments of Hugging Face, as YAML or JSON; also TRL's SFTConfig with its model arguments, and LLaMA-Factory."""
 from config_keys import number, shown, truth
 
 NAME = "TrainingArguments"
@@ -24,7 +24,7 @@ def matches(tree):
 # ---- what axolotl also has ------------------------------------------------------------------------------------------------------
 
 def optimizer(c, key, default, rate):
-    """key: of the name; default: its default; rate: that of the learning rate."""
+    """key: the key of the name; default: its default; rate: default of the learning rate."""
     name = c.take(key, default)
     c.put("optimizer.name", OPTIMIZERS.get(name, name), f"{key}: {name}")
     if name not in OPTIMIZERS:
@@ -137,7 +137,7 @@ def precision(c):
 
 
 def intervals(c, strategy, steps, ours, default):
-    """strategy: the key that is no, steps or epoch."""
+    """strategy: the key whose value is no, steps or epoch."""
     theirs = str(c.take(strategy, "steps" if default else "no"))
     if theirs == "steps":
         share = number(c.theirs.get(steps))

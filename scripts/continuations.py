@@ -1,5 +1,5 @@
-"""Prompts of a model folder and their continuations by ./train --generate, for generate.py and score_captions.py. Needs the package
-tokenizers, and jinja2 for chat templates; pictures need what make_image_features.py needs."""
+"""Prompts for a model folder and their continuations by ./train --generate, for generate.py and score_captions.py. Needs the
+package tokenizers, and jinja2 for chat templates; for pictures it needs what make_image_features.py needs."""
 import json, os, re, shlex, subprocess, sys, tempfile, threading
 
 import tokenizer_files
@@ -26,7 +26,7 @@ def parse(parser):
 
 
 def follow(folder):
-    """Where a file system has no symbolic links, `latest` is a file that names the checkpoint."""
+    """Follows `latest`: on a file system without symbolic links, it is a file that names the checkpoint."""
     if os.path.basename(folder) != "latest" or not os.path.isfile(folder):
         return folder
     with open(folder, encoding="utf-8") as file:
@@ -45,7 +45,7 @@ def load_files(folder):
 
 
 def model_of(folder):
-    """The folder of the model: for adapters the one that adapter_config.json names, next to them or as a path."""
+    """The folder of the model. For adapters, the folder that adapter_config.json names, next to them or as a path."""
     path = os.path.join(folder, "adapter_config.json")
     if os.path.exists(os.path.join(folder, "config.json")) or not os.path.exists(path):
         return folder
@@ -60,7 +60,8 @@ def model_of(folder):
 # ---- pictures ------------------------------------------------------------------------------------------------------------------
 
 class Pictures:
-    """Features of pictures for a model: those of `store`, or computed into a new folder. folder: None without pictures."""
+    """Features of pictures for a model: features of `store`, or computed into a new folder. folder: None if there are no
+    pictures."""
 
     def __init__(self, model, files, names, root=".", store=None):
         import chat_images, make_image_features
@@ -72,7 +73,7 @@ class Pictures:
         self.token = self.features.token
 
     def expand(self, text, names, where):
-        """(the text with as many image tokens as rows of features; the pictures' numbers)"""
+        """(the text with as many image tokens as rows of features, numbers of the pictures)"""
         count = text.count(self.token)
         if count != len(names):
             raise Bad(f"{where}: the chat template writes {count} of {len(names)} images; expected all")
@@ -82,14 +83,15 @@ class Pictures:
 # ---- the program ---------------------------------------------------------------------------------------------------------------
 
 def pass_on(lines, path):
-    """Messages of the program. A line of the file of prompts becomes the number of a text, because users do not see that file."""
+    """Passes on messages of the program. A line of the file of prompts becomes the number of a text, because users do not see
+    that file."""
     for line in lines:
         sys.stderr.write(re.sub(re.escape(path) + r":(\d+)", r"text \1", line).replace(path, "texts"))
 
 
 def run(args, options, prompts, pictures, take):
-    """Calls take(number, tokens) for each continuation as they come; returns the program's exit status. prompts: objects as
-    {"tokens": [...]}; pictures: that they show, or None."""
+    """Calls take(number, tokens) for each continuation when it comes. Returns the program's exit status. prompts: objects such
+    as {"tokens": [...]}; pictures: the pictures that they show, or None."""
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
         file.writelines(json.dumps(prompt) + "\n" for prompt in prompts)
         file.flush()
@@ -106,7 +108,7 @@ def run(args, options, prompts, pictures, take):
                 if line.startswith("{"):
                     answer = json.loads(line)
                     take(answer["prompt"], answer["tokens"])
-                else:                               # mpirun's, perhaps
+                else:                               # perhaps a message of mpirun
                     sys.stderr.write(line)
             errors.join()
     return train.returncode

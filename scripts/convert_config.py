@@ -5,8 +5,8 @@
     python3 scripts/convert_config.py llama3_8b.toml --ranks 64 > mine.yaml
 
 FILE is YAML of OLMo or COAT, config.json of OLMo-core, TOML of torchtitan, YAML of axolotl, or TrainingArguments of Hugging Face
-(YAML or JSON; also of TRL and LLaMA-Factory). stderr and the comments at the top of the result list what was translated, what was
-left out, and what the file does not say, each with the reason. YAML needs the package pyyaml.
+(YAML or JSON; also of TRL and LLaMA-Factory). stderr and the comments at the top of the result list converted keys, keys that were
+left out, and settings that the file does not give, each with the reason. YAML needs the package pyyaml.
 """
 import argparse, json, os, sys, tomllib
 
@@ -14,7 +14,7 @@ import errors
 from config_keys import Converted
 import config_axolotl, config_olmo, config_olmo_core, config_torchtitan, config_training_arguments
 
-# The first row that matches is the kind of the file.
+# The first row that matches gives the kind of the file.
 KINDS = (config_olmo_core, config_torchtitan, config_axolotl, config_training_arguments, config_olmo)
 
 
@@ -25,7 +25,7 @@ def read_yaml(path, text):
         raise errors.Bad("YAML needs the package pyyaml: pip install pyyaml") from None
 
     class Texts(yaml.SafeLoader):
-        """Scalars stay as they are written: 1e-5, 739_328 and 2e12T are numbers to ./train."""
+        """Reads scalars as texts: ./train reads 1e-5, 739_328 and 2e12T as numbers."""
     Texts.yaml_implicit_resolvers = {first: [(tag, pattern) for tag, pattern in rows if tag.endswith((":null", ":merge"))]
                                      for first, rows in yaml.SafeLoader.yaml_implicit_resolvers.items()}
     try:
@@ -76,7 +76,7 @@ def main():
     converted = Converted(tree, kind.NAME, options.file, options.ranks)
     try:
         kind.convert(converted)
-    except (AttributeError, IndexError, TypeError, ValueError) as problem:      # a list where a number should be, and the like
+    except (AttributeError, IndexError, TypeError, ValueError) as problem:      # for example a list in place of a number
         raise errors.Bad(f"{options.file}: this is no {kind.NAME} that this script understands: {problem}") from problem
     report = converted.report(os.path.basename(options.file))
     print("".join(f"# {line}".rstrip() + "\n" for line in report) + converted.text(), end="")

@@ -3,15 +3,15 @@
 
     python3 scripts/convert_olmo.py step1000-unsharded OLMo-1B --tokenizer tokenizer.json
 
-INPUT holds config.yaml and model.safetensors or model.pt, from an unsharded checkpoint or as published. OUTPUT gets the config.json
-for OlmoForCausalLM or Olmo2ForCausalLM. It gets the weights unchanged, in their type and with all rows of the embedding. model.pt
-needs the package torch; model.safetensors needs only Python.
+The input folder has config.yaml and model.safetensors or model.pt, from an unsharded checkpoint or as published. The output folder
+gets a config.json for OlmoForCausalLM or Olmo2ForCausalLM, and the weights, unchanged in their type and with all rows of the
+embedding. model.pt needs the package torch; model.safetensors needs only Python.
 """
 import argparse, base64, io, json, mmap, os, pickle, shutil, struct, sys
 
 from progress import Progress
 
-FILE_BYTES = 5 * 10**9          # of a file of weights, as save_pretrained
+FILE_BYTES = 5 * 10**9          # size of a file of weights, as in save_pretrained
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "generation_config.json")
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
@@ -23,7 +23,7 @@ def fail(place, message):
 # ---- reading ----------------------------------------------------------------------------------------------------------------
 
 def scalar(text):
-    """A YAML scalar as OLMo writes them."""
+    """Reads a YAML scalar in OLMo's spelling."""
     text = text.split(" #")[0].strip()
     words = {"": None, "~": None, "null": None, "true": True, "false": False}
     if text in words:
@@ -37,7 +37,7 @@ def scalar(text):
 
 
 def read_section(path, section):
-    """The section of a config.yaml. Its values are scalars; the rest of the file is not read."""
+    """Reads a section of config.yaml whose values are scalars; the rest of the file is not read."""
     values, inside = {}, False
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
@@ -57,7 +57,7 @@ def read_section(path, section):
 
 
 class Names(pickle.Unpickler):
-    """OLMo's names in safetensors are pickled tuples; nothing else is unpickled."""
+    """Reads OLMo's names in safetensors, which are pickled tuples; nothing else is unpickled."""
 
     def find_class(self, module, name):
         raise pickle.UnpicklingError(f"{module}.{name}")
@@ -74,7 +74,7 @@ def name_of(path, key):
 
 
 def read_safetensors(path):
-    """name: (dtype, shape, bytes)"""
+    """{name: (dtype, shape, bytes)}"""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if size else b""
@@ -86,7 +86,7 @@ def read_safetensors(path):
         entries.pop("__metadata__", None)
         found = {name_of(path, key): (e["dtype"], tuple(e["shape"]), data[8 + header:][slice(*e["data_offsets"])])
                  for key, e in entries.items()}
-        found.pop(None, None)           # pickled values; a model has none
+        found.pop(None, None)           # the key of pickled values; a model has none
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         fail(path, f"it is no safetensors file: {error!r}")
     return found
@@ -119,7 +119,7 @@ def read_weights(folder):
 # ---- the model --------------------------------------------------------------------------------------------------------------
 
 def check_supported(path, m, second):
-    """second: of OLMo-2's kind. A key that is missing has OLMo's default."""
+    """second: whether the model is an OLMo-2. A missing key has OLMo's default."""
     affine = m.get("layer_norm_with_affine", True)
     demands = [
         ("activation_type", "swiglu", ("swiglu",)), ("block_type", "sequential", ("sequential",)),
@@ -138,7 +138,7 @@ def check_supported(path, m, second):
 
 
 def describe(path, m, embeddings, dtype):
-    """config.json; `embeddings`: rows of the embedding, and so of the logits."""
+    """The content of config.json; `embeddings`: number of rows of the embedding, and so of the logits."""
     second = bool(m.get("norm_after", False))
     check_supported(path, m, second)
     missing = [key for key in ("d_model", "n_heads", "n_layers", "max_sequence_length", "vocab_size") if not m.get(key)]
@@ -153,7 +153,8 @@ def describe(path, m, embeddings, dtype):
         "architectures": ["Olmo2ForCausalLM" if second else "OlmoForCausalLM"], "model_type": "olmo2" if second else "olmo",
         "torch_dtype": DTYPES[dtype], "hidden_act": "silu", "attention_bias": False, "attention_dropout": 0.0,
         "hidden_size": m["d_model"],
-        "intermediate_size": int(m.get("mlp_hidden_size") or m.get("mlp_ratio", 4) * m["d_model"]) // 2,     # both halves there
+        # OLMo's value: both halves
+        "intermediate_size": int(m.get("mlp_hidden_size") or m.get("mlp_ratio", 4) * m["d_model"]) // 2,
         "num_hidden_layers": m["n_layers"], "num_attention_heads": heads,
         "num_key_value_heads": m.get("n_kv_heads") or (1 if m.get("multi_query_attention") else heads),
         "max_position_embeddings": m["max_sequence_length"], "vocab_size": embeddings, "rope_theta": m.get("rope_theta", 10000),
@@ -167,7 +168,7 @@ def describe(path, m, embeddings, dtype):
 
 
 def plan(config):
-    """(name there, its shape, [(name here, rows)]): fused tensors are split into rows. NOTE: SwiGLU's halves are [up; gate]."""
+    """(OLMo's name, shape in OLMo, [(new name, rows)]): fused tensors are split into rows. NOTE: SwiGLU's halves are [up; gate]."""
     C, F, V = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     D = C // config["num_attention_heads"]
     K = D * config["num_key_value_heads"]
@@ -191,7 +192,7 @@ def plan(config):
 
 
 def cut(path, weights, config):
-    """[(name here, dtype, shape, bytes)]; an error for tensors that are missing, left over or of another shape."""
+    """[(new name, dtype, shape, bytes)]; dies if tensors are missing, left over or of another shape."""
     weights, result = dict(weights), []
     for there, shape, pieces in plan(config):
         if there not in weights:
@@ -211,7 +212,7 @@ def cut(path, weights, config):
 # ---- writing ----------------------------------------------------------------------------------------------------------------
 
 def write_file(path, tensors, show):
-    """show(name, bytes) after each tensor."""
+    """Calls show(name, bytes) after each tensor."""
     header, at = {"__metadata__": {"format": "pt"}}, 0
     for name, dtype, shape, data in tensors:
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
@@ -251,7 +252,7 @@ def write_json(path, value):
 
 
 def copy_tokenizer(source, output):
-    """The tokenizer files of a folder, or one file as tokenizer.json."""
+    """Copies the tokenizer files of a folder, or one file as tokenizer.json."""
     if os.path.isfile(source):
         shutil.copy(source, os.path.join(output, "tokenizer.json"))
         return
@@ -286,7 +287,8 @@ def main():
         with Progress(sum(len(t[3]) for t in tensors)) as progress:
             write_weights(args.output, tensors, progress.add)
         copy_tokenizer(args.tokenizer or args.input, args.output)
-        write_json(os.path.join(args.output, "config.json"), config)        # last: without it the folder is none
+        # written last: without config.json the folder is no model
+        write_json(os.path.join(args.output, "config.json"), config)
     except OSError as error:
         fail(args.output, f"cannot be written: {error}; remove what is there of it and try again")
     print(f"{args.output}: {config['architectures'][0]}, {sum(len(t[3]) for t in tensors) / 2**30:.2f} GiB; "

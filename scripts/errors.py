@@ -1,12 +1,12 @@
-"""Error messages of one line for input, files and programs, for the other scripts."""
+"""One-line error messages about input, files and programs, for the other scripts."""
 import os, sys
 
-LONGEST = 1000              # characters of a message
-NAMED = 10                  # things left out that are named; more are only counted
+LONGEST = 1000              # maximum number of characters of a message
+NAMED = 10                  # number of left-out items that are named; further ones are only counted
 
 
 def shortened(text, most=LONGEST):
-    """Its start and its end, where what was expected is: a text of the input may be of any length."""
+    """The start and the end of a text, which may be of any length in the input. The end says what was expected."""
     return text if len(text) <= most else f"{text[:most // 2]} ... {text[-most // 2:]}"
 
 
@@ -18,7 +18,7 @@ class Bad(Exception):
 
 
 class Skipped:
-    """Lines or pictures with errors, which --skip-bad leaves out."""
+    """Counts lines or pictures with errors, which --skip-bad leaves out."""
 
     def __init__(self, args):
         self.asked, self.problems, self.count = args.skip_bad, [], 0
@@ -35,7 +35,7 @@ class Skipped:
 
 
 def run(main, expected):
-    """Returns what main() does; expected: the files and programs that it needs, in the words that the user reads."""
+    """Returns what main() returns. expected: the files and programs that it needs, in the words that the user reads."""
     try:
         return main()
     except OSError as problem:
@@ -43,8 +43,8 @@ def run(main, expected):
 
 
 def save(figure, path):
-    """Saves a picture with matplotlib, which raises ValueError for an unknown ending, and writes another file if a folder has
-    that name."""
+    """Saves a picture with matplotlib. matplotlib raises ValueError for an unknown ending, and writes another file if a folder
+    has that name."""
     try:
         if os.path.isdir(path):
             raise ValueError("is a folder")

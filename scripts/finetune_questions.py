@@ -6,15 +6,15 @@
     python3 scripts/finetune_questions.py run data/questions --text 'shards/part-*.npy' --gpus 0 1
 
 `prepare` makes a folder that can be copied to another machine: the validation splits as request files (prepare_eval.py) and the
-training splits as shards with label masks (make_chat_shards.py), where a question and its answer are a conversation. There is no
-chat template: the answer follows the question after a blank, as in the requests, and eos ends it.
+training splits as shards with label masks (make_chat_shards.py), in which a question and its answer form a conversation. There is
+no chat template: the answer follows the question after a blank, as in the requests, and eos ends it.
 
 `run` trains a model of 190 million parameters on the text, on all GPUs together. It then fine-tunes the model on the questions,
 once per recipe and seed, one run per GPU at a time. The recipes lora-bf16, lora-e4m3 and lora-nf4 train adapters with a base of
-that format. --eval_only scores the model before and after in --eval-recipe. --folder holds the runs and, at the end, table.md and
-picture.png; finished parts are not made again. A row per task: chance, the score before, and for each recipe the mean over seeds
-and its standard deviation. The last row is the mean of all scores except bits per byte. Needs matplotlib; `prepare` needs the
-packages of those scripts.
+that format. --eval_only scores the model before and after fine-tuning, with --eval-recipe. --folder has the runs and, at the end,
+table.md and picture.png; finished runs are not repeated. The table has a row per task: chance, the score before, and for each
+recipe the mean over seeds and its standard deviation. The last row is the mean of all scores except bits per byte. Needs
+matplotlib; `prepare` needs the packages of prepare_eval.py and make_chat_shards.py.
 """
 import argparse, concurrent.futures, glob, importlib.util, json, os, pathlib, queue, shlex, statistics, subprocess, sys
 
@@ -22,7 +22,7 @@ import errors
 
 TEMPLATE = "{% for m in messages %}{{ ' ' + m.content + eos_token if m.role == 'assistant' else m.content }}{% endfor %}"
 
-# Settings of both stages: OLMo's unless there is a reason for others.
+# Settings of both stages: OLMo's, unless there is a reason for other ones.
 COMMON = """
 seed: 6198
 optimizer: {name: adamw, learning_rate: %s, betas: [0.9, 0.95], eps: 1e-8, weight_decay: 0.1}
@@ -43,7 +43,7 @@ model:
    init_std: 0.02, init_cutoff_factor: 3}
 data: {generate_doc_lengths: true}
 """
-# Adapters learn with larger steps, and do not decay.
+# Adapters are trained with a larger learning rate and without weight decay.
 LORA = "--lora.rank=16 --lora.alpha=32 --optimizer.learning_rate=2e-3 --optimizer.weight_decay=0"
 LORA_RECIPES = {"lora-bf16": "bf16", "lora-e4m3": "coat-lean", "lora-nf4": "coat-lean"}
 TUNED = "run_name: tuned" + COMMON % ("3e-4", 30, 0, "1ep", 16) + """
@@ -76,7 +76,7 @@ def prepare(args):
 # ---- run ---------------------------------------------------------------------------------------------------------------------
 
 def run_once(args, folder, gpus, words):
-    """Runs the program with one rank per GPU, unless the same command has run already; its output is in folder/log."""
+    """Runs the program with one rank per GPU, unless the same command was run already. Its output is in folder/log."""
     command = [*shlex.split(args.launch), "-n", str(max(1, len(gpus))), args.train, *words]
     line, complete = shlex.join(command), folder / "complete"
     if complete.exists() and complete.read_text() == line:
@@ -103,7 +103,7 @@ def write_settings(args):
 
 
 def evaluate(args, model, folder, gpus):
-    """Scores of the model in folder/eval.jsonl; the last of each counts."""
+    """Scores of the model, from folder/eval.jsonl; the last line of each evaluator counts."""
     run_once(args, folder, gpus, [str(args.folder / "eval.yaml"), "--eval_only", f"--load_path={model}", f"--save_folder={folder}",
                                  f"--recipe={args.eval_recipe}", *shlex.split(args.eval_with)])
 
@@ -134,7 +134,7 @@ def tune(args, recipe, seed, gpus):
 
 
 def on_all_gpus(args, jobs):
-    """Calls jobs(gpus), each with one that is free."""
+    """Calls each of jobs as job(gpus), with one free GPU."""
     free = queue.SimpleQueue()
     for gpus in [[gpu] for gpu in args.gpus] or [[]]:
         free.put(gpus)
@@ -158,7 +158,7 @@ def on_all_gpus(args, jobs):
 # ---- results -----------------------------------------------------------------------------------------------------------------
 
 def read_tasks(args):
-    """{label: (metric, chance)} of the request files; bits per byte have no chance."""
+    """{label: (metric, chance)} of the request files; there is no chance for bits per byte."""
     tasks = {}
     for file in sorted(glob.glob(str(args.data / "eval" / "*.jsonl"))):
         with open(file, encoding="utf-8") as lines:
@@ -169,7 +169,7 @@ def read_tasks(args):
 
 
 def read_scores(folder, tasks):
-    """[score of each task, per cent or bits], then their mean per cent."""
+    """[score of each task, in per cent or bits, then the mean of the scores in per cent]"""
     found = {}
     for line in (folder / "eval.jsonl").read_text().splitlines():
         found.update(json.loads(line))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Continues texts with a model: by its tokenizer.json, its chat template and ./train --generate.
+"""Continues texts with a model: uses its tokenizer.json, its chat template and ./train --generate.
 
     python3 scripts/generate.py FOLDER "Why is the sky blue?"
     python3 scripts/generate.py FOLDER --image cat.png "What is it?"
@@ -8,8 +8,8 @@
 
 FOLDER is a checkpoint or a Hugging Face folder, with tokenizer.json and, without --raw, a chat template. Options that are not
 listed below go to ./train unchanged. Needs the packages tokenizers and jinja2 (--raw: only tokenizers). --image needs a model with
-images, pillow and numpy, and if the model has a vision tower, torch and transformers. A text has <image> where it shows each of the
-pictures; without any, the pictures come first.
+images, pillow and numpy, and if the model has a vision tower, torch and transformers. A text has one <image> at the position of
+each picture; if it has none, the pictures come first.
 """
 import argparse, sys
 
@@ -41,7 +41,7 @@ def check_texts(texts):
 
 
 def with_pictures(args, pictures):
-    """The texts, with as many image tokens as pictures."""
+    """The texts, with an image token for each picture."""
     for number, text in enumerate(args.texts, 1):
         count = text.count(pictures.token)
         if count not in (0, len(args.image)):
@@ -51,7 +51,7 @@ def with_pictures(args, pictures):
 
 
 def render(args, files, texts, pictures):
-    """What the chat template writes for each text."""
+    """The output of the chat template for each text."""
     import chat_images
     from chat_template import ChatTemplate
     try:
@@ -62,12 +62,12 @@ def render(args, files, texts, pictures):
         chat_images.suit(template, pictures.token)
     try:
         return [template.render([{"role": "user", "content": text}], add_generation_prompt=True) for text in texts]
-    except Exception as problem:        # whatever a template does
+    except Exception as problem:        # a template can raise any exception
         raise Bad(f"{args.folder}: its chat template: {problem}; --raw goes without one")
 
 
 def encode(args, files, pictures):
-    """The prompt of each text. A template writes the tokens that a text begins with, so the tokenizer must not."""
+    """The prompt of each text. A template writes the tokens at the beginning of a text, so the tokenizer must not add them."""
     texts = list(with_pictures(args, pictures)) if pictures else args.texts
     written = texts if args.raw else render(args, files, texts, pictures)
     for number, text in enumerate(written, 1):

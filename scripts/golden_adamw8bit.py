@@ -8,16 +8,16 @@ codes.safetensors: the codes of groups of 256 numbers
 steps.safetensors: steps of AdamW in float32, as kOptimizerStatic8bit2StateBlockwise computes them, from zero moments
     settings (7)                      lr, beta1, beta2, eps, weight decay, grad_scale, steps
     grad (steps, n) bfloat16, w (1 + steps, n), and after each step codes m, v (steps, n), m.absmax, v.absmax (steps, n/256)
-bnb.safetensors: the same by optimizer_update_8bit_blockwise_pytorch, bitsandbytes' own step in torch
+bnb.safetensors: the same steps by optimizer_update_8bit_blockwise_pytorch, bitsandbytes' own step in torch
 
-bitsandbytes 0.49 has its 8-bit steps only on GPUs; this script uses the functions that run on a CPU. They differ from the
+bitsandbytes 0.49 has its 8-bit steps only on GPUs; this script uses the functions that run on a CPU. The functions differ from the
 kernel if two values are equally near, and turn small negative numbers into 0. quantize_blockwise overwrites the 0 of
 the unsigned map with -1, and the torch step decays weights before the update. tests/test_adamw8bit.c and check_codes below
 allow for these differences.
 """
 import os
 
-os.environ["TORCHDYNAMO_DISABLE"] = "1"     # bitsandbytes would compile its step, which is not needed
+os.environ["TORCHDYNAMO_DISABLE"] = "1"     # bitsandbytes would compile its step, which takes time and is not needed
 
 import bitsandbytes.functional as F
 import numpy as np
@@ -46,7 +46,7 @@ def search(code, x):
 
 
 def quantize(code, m, signed):
-    """Codes and maxima of groups; the sign of m is kept. x is m (1/absmax) where the kernel has a quick quotient."""
+    """Codes and maxima of groups; the sign of m is kept. Where the kernel has a fast quotient, x is m (1/absmax)."""
     absmax = np.abs(m).max(axis=1).astype(f32)
     with np.errstate(divide="ignore"):
         inverse = np.where(absmax < f32(2.0**-126), f32(0), f32(1) / absmax)
@@ -58,7 +58,8 @@ def quantize(code, m, signed):
 
 
 def difficult_groups(signed, unsigned, rng):
-    """All middles between values, and one float to either side; all values; small numbers next to one that is large."""
+    """Groups with all midpoints between values, and one float to either side of each; all values; small numbers next to a large
+    one."""
     groups = []
     for code in (signed, unsigned):
         middles = np.append((code[1:] + code[:-1]) * f32(0.5), f32(1))
@@ -70,7 +71,7 @@ def difficult_groups(signed, unsigned, rng):
         small[:2] = 0.0, -0.0
         small[-1] = 1
         groups.append(sign * small)
-    groups.append(small * np.where(rng.random(GROUP) < 0.5, f32(-1), f32(1)) * f32(2.0**-120))       # denormal numbers
+    groups.append(small * np.where(rng.random(GROUP) < 0.5, f32(-1), f32(1)) * f32(2.0**-120))       # with denormal numbers
     return groups
 
 
@@ -84,13 +85,13 @@ def plain_groups(rng):
 
 
 def bnb_codes(x, code):
-    """NOTE: on copies, because it changes the map."""
+    """NOTE: works on copies, because bitsandbytes changes the map."""
     codes, state = F.quantize_blockwise(torch.from_numpy(x.copy()), code=torch.from_numpy(code.copy()), blocksize=GROUP)
     return codes, state.absmax
 
 
 def check_codes(codes, x, code):
-    """That `codes`, by the kernel's search, are bitsandbytes' on the CPU, up to the sign rule and the lost 0."""
+    """Asserts that `codes`, by the kernel's search, equal bitsandbytes' on the CPU, up to the sign rule and the lost 0."""
     expected = bnb_codes(x, code)[0].numpy()
     if code[0] < 0:
         expected = np.where(np.signbit(x) & (expected == 127), 126, expected)
@@ -115,7 +116,7 @@ def make_codes(path, signed, unsigned):
 
 
 def gradients(rng, steps, n):
-    """bfloat16 numbers, so that they are the same in both formats: sizes differ from group to group; zeros, -0."""
+    """Gradients that are bfloat16 numbers, so that they are exact in both formats: sizes differ from group to group; zeros, -0."""
     g = rng.standard_normal((steps, n)) * np.exp(2 * rng.standard_normal((steps, n)))
     g *= 10.0 ** -np.arange(1, 1 + n // GROUP).repeat(GROUP)
     g[:, 5:60:7] = 0.0
@@ -182,7 +183,7 @@ def make_steps(path, signed, unsigned):
 
 
 def make_bnb(path, signed, unsigned):
-    """Betas that float32 has exactly, so that 1 - beta is the same in double."""
+    """The betas are exact in float32, so that 1 - beta is the same in double."""
     n, steps = 4 * GROUP, 3
     lr, beta1, beta2, eps = 1e-2, 0.875, 0.96875, 1e-8
     rng = np.random.default_rng(3)

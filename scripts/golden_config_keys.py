@@ -3,15 +3,16 @@
 Keys are the fields of the configuration class and of PreTrainedConfig, the keys that their code reads from its arguments, the
 settings of generation, and every attribute that transformers asks the configuration for while it makes, saves and loads a small
 random model, trains and generates. That includes attributes that only getattr(config, "is_causal", True) names. The script gives
-each key another value in a folder with the same weights, and AutoModelForCausalLM loads it. The first difference is its effect:
+each key another value in a folder with the same weights, and AutoModelForCausalLM loads it. The first difference in this list is
+the effect of the key:
 
     fails       the folder is not loaded, or does not compute
-    model       tensors, or logits
-    decoding    logits of token after token, with a cache
-    training    gradients in training mode
+    model       tensors or logits differ
+    decoding    logits differ, token by token with a cache
+    training    gradients differ in training mode
     nothing
 
-config_keys.json holds for each version of transformers the declared keys with their defaults (null: none, or not a simple value),
+config_keys.json has, for each version of transformers, the declared keys with their defaults (null: none, or not a simple value),
 the base, and [value, effect] for each key. rope_keys has the same for rope_scaling in `scaled`. A run with another version of
 transformers adds that version. tests/test_config_keys.c compares with what ./train does with each key.
 """
@@ -34,7 +35,7 @@ YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=8192)
 LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=128)
 MIXED = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
 
-# config.json of each, and the rope_scaling whose keys are tried
+# config.json of each class, and the rope_scaling whose keys are tried
 CLASSES = {
     "LlamaForCausalLM": (dict(model_type="llama"), LLAMA3),
     "OlmoForCausalLM": (dict(model_type="olmo"), YARN),
@@ -48,7 +49,7 @@ CLASSES = {
     "SmolLM3ForCausalLM": (dict(model_type="smollm3", no_rope_layer_interval=2, tie_word_embeddings=False), YARN),
 }
 
-# for keys where another(default) would be invalid or without effect; return_dict only changes what Python gets
+# values of keys for which another(default) would be invalid or without effect; return_dict only changes the Python result
 VALUES = dict(
     hidden_act="gelu", hidden_size=64, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=4,
     vocab_size=98, max_position_embeddings=32, initializer_range=0.5, head_dim=16, rms_norm_eps=0.5, tie_word_embeddings=True,
@@ -66,17 +67,17 @@ VALUES = dict(
     quantization_config=dict(quant_method="fp8", activation_scheme="dynamic", weight_block_size=[64, 64]),
     fusion_config={"patch_embeddings": True}, num_return_sequences=1, bad_words_ids=[[1]], suppress_tokens=[1],
     begin_suppress_tokens=[1],
-    # of the rotation
+    # keys of rope_scaling
     rope_type="linear", type="linear", truncate=False, mscale=0.5, mscale_all_dim=0.25, attention_factor=2.0, factor=2.0,
     beta_fast=256.0, beta_slow=2.0, low_freq_factor=2.0, high_freq_factor=8.0, short_factor=[2.0] * 4, long_factor=[2.0] * 4,
 )
 VALUES["decoder"] = VALUES["generator"] = VALUES["text_encoder"] = VALUES["text_config"]
-NOT_TRIED = {"model_type"}      # no key of the model: it says which class has the keys
+NOT_TRIED = {"model_type"}      # not a key of the model: it selects the class
 
 
 def fields(config):
-    """Names and defaults that the class declares."""
-    if dataclasses.is_dataclass(config):        # transformers 5
+    """Names and defaults of the keys that the class declares."""
+    if dataclasses.is_dataclass(config):        # in transformers 5
         return {f.name: f.default for f in dataclasses.fields(config)}
     declared = inspect.signature(type(config).__init__).parameters.values()
     own = {p.name: p.default for p in declared if p.default is not inspect.Parameter.empty}
@@ -105,7 +106,7 @@ def rotation():
 
 
 def passes(model, tokens):
-    """Logits; those with a cache; gradients of a loss in training mode."""
+    """Logits; logits with a cache; gradients of a loss in training mode."""
     with torch.no_grad():
         logits, steps = model(tokens, return_dict=True).logits, []
         out = model(tokens[:, :8], use_cache=True, return_dict=True)
@@ -130,7 +131,7 @@ def same(a, b):
 
 
 def record(folder, tokens):
-    """What the base computes, and the attributes that its configuration is asked for."""
+    """The results of the base model, and the attributes for which its configuration is asked."""
     asked, plain = set(), PretrainedConfig.__getattribute__
     PretrainedConfig.__getattribute__ = lambda self, name: asked.add(name) or plain(self, name)
     model = load(folder)
@@ -146,7 +147,7 @@ def record(folder, tokens):
 def effect_of(folder, expected, tokens):
     try:
         found = passes(load(folder), tokens)
-    except Exception:       # whatever it raises
+    except Exception:       # transformers can raise any exception
         return "fails"
     return next((name for name in expected if not same(expected[name], found[name])), "nothing")
 
@@ -165,7 +166,7 @@ def write_config(folder, config):
 
 
 def try_keys(folder, base, at, keys, defaults, expected, tokens):
-    """[value, effect] of each; at: of what in config.json they are keys, None: of itself."""
+    """[value, effect] of each key; at: the object in config.json that has the keys; None: config.json itself."""
     found = {}
     for key in sorted(keys - NOT_TRIED):
         value = another(key, defaults.get(key))
@@ -190,10 +191,10 @@ def try_class(name, config, scaling):
         declared = fields(loaded)
         keys = set(declared) | taken() | generation() | asked
         found = dict(base=base, keys=try_keys(folder, base, None, keys, declared, expected, tokens))
-        # versions differ in what another rope_theta means for OLMo-3
+        # another rope_theta has a different meaning for OLMo-3 in different versions
         scaled = base | dict(rope_theta=500000.0 if name.startswith("Olmo3") else 10000.0, rope_scaling=scaling)
         write_config(folder, scaled)
-        if effect_of(folder, expected, tokens) == "model":      # transformers 4 had scaling in some classes only
+        if effect_of(folder, expected, tokens) == "model":      # in transformers 4 only some classes had scaling
             expected, _, _ = record(folder, tokens)
             rope = rotation() | {"type"}
             found |= dict(scaled=scaled, rope_keys=try_keys(folder, scaled, "rope_scaling", rope, {}, expected, tokens))
@@ -202,7 +203,7 @@ def try_class(name, config, scaling):
 
 
 def dump(found):
-    """JSON, a line per key."""
+    """JSON with a line per key."""
     line = json.dumps
     rows = lambda d, pad: ",\n".join(f"{pad}{line(k)}: {v}" for k, v in d.items())
     group = lambda d: "{\n" + rows({k: line(v) for k, v in d.items()}, "    ") + "}"

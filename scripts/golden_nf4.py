@@ -2,17 +2,17 @@
 
 codes.safetensors: map (16); and for each tensor X of TENSORS
     X (rows, cols)                      float32
-    X.codes, .absmax, .nested, .offset  packed codes, codes of absmaxes, F32 scales of those, one F32
+    X.codes, .absmax, .nested, .offset  packed codes; codes of absmaxes; their F32 scales; one F32
     X.f32, X.bf16 (rows, cols)          values by bitsandbytes.functional.dequantize_4bit
 saved.safetensors: a bfloat16 tensor NAME as bitsandbytes saves it
     NAME, NAME.absmax, ...              packed codes, and QuantState.as_dict(packed=True)
-    source, bf16 (rows, cols)           the tensor before, and its values after
+    source, bf16 (rows, cols)           the original tensor, and its values after quantization
 plain.safetensors: that tensor without double quantization, as a CPU makes it, with its bf16
 
-The codes are those of bitsandbytes' CUDA kernels: x (1/absmax) against the middles between values, rounded to F32. On a CPU
-bitsandbytes searches the nearest value. That differs at a middle that F32 cannot represent, and the lowest of the 256 values is
--1 there; check_codes allows only for these two. bitsandbytes sums the absmaxes in F32 in an order that is not specified. So all
-absmaxes of a tensor here are multiples of a number so large that every sum is exact.
+The codes are those of bitsandbytes' CUDA kernels: x (1/absmax) compared with the midpoints between values, rounded to F32. On a CPU
+bitsandbytes searches the nearest value. Its result differs at a midpoint that F32 cannot represent; and the lowest of the 256
+values is -1 there. check_codes allows only for these two differences. bitsandbytes sums the absmaxes in F32 in an order that is not
+specified. So here all absmaxes of a tensor are multiples of a number that is so large that every sum is exact.
 """
 import os
 
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from golden_adamw8bit import search         # dQuantize, too
+from golden_adamw8bit import search         # used for dQuantize, too
 
 BLOCK, NESTED = 64, 256
 NAME = "model.layers.0.mlp.up_proj.weight"
@@ -29,24 +29,25 @@ f32 = np.float32
 
 
 def in_blocks(x, size):
-    """Rows of `size` elements, the last filled up with 0."""
+    """Rows of `size` elements; the last row is filled up with 0."""
     return np.pad(x, (0, -x.size % size)).reshape(-1, size)
 
 
 def quotients(x, size):
-    """x (1/max) of each block, and the maxima; where all are 0, NaN."""
+    """x (1/max) of each block, and the maxima. If a block is all 0, the quotients are NaN."""
     blocks = in_blocks(x, size)
     top = np.abs(blocks).max(axis=1)
     return (blocks * (f32(1) / top)[:, None]).reshape(-1)[:x.size], top
 
 
 def nearest16(code, x):
-    """dQuantizeNF4: the number of middles below x."""
+    """dQuantizeNF4: the number of midpoints below x."""
     return (x[:, None] > (code[1:] + code[:-1]) * f32(0.5)).sum(axis=1).astype(np.uint8)
 
 
 def check_codes(codes, nested_codes, offset, x, packed, state):
-    """Asserts that codes are bitsandbytes' on a CPU, except for middles rounded up and effects of -1 for the lowest."""
+    """Asserts that codes equal bitsandbytes' on a CPU, except for midpoints that were rounded up, and effects of -1 for the
+    lowest value."""
     quotient, top = quotients(x, BLOCK)
     code = state.code.numpy()
     upper = np.minimum(codes + 1, 15)
@@ -63,7 +64,7 @@ def check_codes(codes, nested_codes, offset, x, packed, state):
 
 
 def quantize(w):
-    """codes, state: as bitsandbytes on a GPU."""
+    """codes, state: as bitsandbytes computes them on a GPU."""
     packed, state = F.quantize_4bit(w, blocksize=BLOCK, compress_statistics=True, quant_type="nf4")
     x = w.float().numpy().reshape(-1)
     quotient, top = quotients(x, BLOCK)
@@ -78,7 +79,7 @@ def quantize(w):
 
 
 def values(packed, state, dtype):
-    """By bitsandbytes, which is a product of F32 numbers, rounded once."""
+    """The values by bitsandbytes: a product of F32 numbers, rounded once."""
     state.dtype = dtype
     y = F.dequantize_4bit(packed, state)
     absmax = state.state2.code.numpy()[state.absmax.numpy()] * state.state2.absmax.numpy().repeat(NESTED)[:state.absmax.numel()]
@@ -90,7 +91,7 @@ def values(packed, state, dtype):
 
 
 def plain(w):
-    """bitsandbytes' default: absmaxes in F32. Values are products of F32 numbers, rounded once."""
+    """bitsandbytes' default, with absmaxes in F32. Values are products of F32 numbers, rounded once."""
     packed, state = F.quantize_4bit(w, blocksize=BLOCK, compress_statistics=False, quant_type="nf4")
     y = F.dequantize_4bit(packed, state)
     codes = np.stack([packed.numpy() >> 4, packed.numpy() & 15], axis=1).reshape(-1)
@@ -100,7 +101,7 @@ def plain(w):
 
 
 def on_grid(rng, blocks, unit):
-    """Blocks whose absmaxes are multiples of `unit`, up to 1023 of them."""
+    """Blocks whose absmaxes are multiples of `unit`, at most 1023 `unit`."""
     top = rng.integers(100, 1024, blocks) * unit
     x = rng.standard_normal((blocks, BLOCK)) / 4
     x = np.clip(x, -1, 1) * top[:, None]
@@ -109,7 +110,7 @@ def on_grid(rng, blocks, unit):
 
 
 def ties(code):
-    """Every middle between two values, one float to either side, every value, and both zeros."""
+    """Every midpoint between two values, one float to either side of it, every value, and both zeros."""
     middle = (code[1:] + code[:-1]) * f32(0.5)
     x = np.concatenate([middle, np.nextafter(middle, f32(-2)), np.nextafter(middle, f32(2)), code, [f32(0), f32(-0.0)], code[:1]])
     assert x.size == BLOCK
@@ -117,7 +118,8 @@ def ties(code):
 
 
 def hard_blocks(code, rng):
-    """Zeros, one outlier, ties under several maxima, zeros of both signs, all at the maximum; the last block is not full."""
+    """Hard cases: zeros, one outlier, ties under several maxima, zeros of both signs, all elements at the maximum, a last block
+    that is not full."""
     t = ties(code)
     outlier = rng.standard_normal(BLOCK) * 1e-4
     outlier[17] = -3

@@ -1,10 +1,10 @@
 """Reference of a run of ./train: 8 steps of a small OLMo-2, trained with torch and transformers.
 
-It writes the files of the run: a seeded model saved by save_pretrained in train/start, train/tokens.npy with train/labels.npy,
-and train/config.yaml, which names them; and train/golden.safetensors with the results of float32 on a CPU:
+It writes the files of the run: a seeded model saved by save_pretrained in train/start, train/tokens.npy with train/labels.npy, and
+train/config.yaml, which names them; and train/golden.safetensors with the results of float32 on a CPU:
     loss, zloss (8)                 means per label in each step, zloss with its weight; NaN if not finite
-    norm, clipped, rate, labels (8) gradient norm before it is clipped, whether it is, learning rate, labels of the batch
-    trained.<tensor>                the weights at the end
+    norm, clipped, rate, labels (8) gradient norm before clipping, whether it is clipped, learning rate, number of labels
+    trained.<tensor>                the weights after the last step
 The order of the sequences is numpy's. The schedule and the groups of parameters follow OLMo's definitions. The steps are
 torch.optim.AdamW with clip_grad_norm_. One row of the embedding is so large that the step with this token overflows: its loss is
 not finite, and it makes no update. tests/test_train_parity.c compares.
@@ -19,12 +19,12 @@ from transformers import AutoModelForCausalLM, Olmo2Config
 
 from reference_golden import parameter_groups
 
-STEPS, BATCH, T, INSTANCES, SEED = 8, 8, 16, 50, 11         # so that two steps are of a second epoch
+STEPS, BATCH, T, INSTANCES, SEED = 8, 8, 16, 50, 11         # chosen so that the last two steps are in a second epoch
 LR, LR_FIRST, LR_LAST, WARMUP = 1e-2, 2e-3, 1e-3, 3
-BETA1, BETA2, EPS, DECAY = 0.9, 0.95, 1e-3, 0.5             # an eps that notices how large gradients are
+BETA1, BETA2, EPS, DECAY = 0.9, 0.95, 1e-3, 0.5             # this eps is large enough to show errors in the size of gradients
 CLIP, CLIP_WARMUP, CLIP_FACTOR = 2.5, 2, 2.0
 Z_WEIGHT = 0.02
-VOCABULARY, EOS, HUGE_TOKEN, HUGE_STEP = 99, 0, 98, 3       # HUGE_TOKEN is a token of step HUGE_STEP, and of no other
+VOCABULARY, EOS, HUGE_TOKEN, HUGE_STEP = 99, 0, 98, 3       # HUGE_TOKEN occurs only in step HUGE_STEP
 
 CONFIG = f"""\
 # What torch does in scripts/golden_train.py, which wrote this file.
@@ -82,11 +82,11 @@ def order_of_steps():
 
 
 def make_data(steps):
-    """Tokens, and which of them are learned: of some sequences few, of others nearly all."""
+    """Tokens, and which of them are learned: few of some sequences, nearly all of others."""
     random = numpy.random.default_rng(SEED)
     tokens = random.integers(EOS, HUGE_TOKEN, (INSTANCES, T), dtype=numpy.uint16)
     labels = random.random((INSTANCES, T)) < 0.2
-    for step in steps[:INSTANCES // BATCH]:     # rank 1 of 2 has every other sequence of a step, from the second on
+    for step in steps[:INSTANCES // BATCH]:     # of two ranks, rank 1 has every other sequence of a step, from the second on
         labels[step[1::2]] = random.random((BATCH // 2, T)) < 0.8
     huge = steps[HUGE_STEP - 1][2]
     tokens[huge, T // 2] = HUGE_TOKEN
@@ -98,7 +98,7 @@ def make_data(steps):
 
 
 def rate(step):
-    """OLMo's CosWithWarmup."""
+    """The learning rate of OLMo's CosWithWarmup."""
     if step < WARMUP:
         return LR_FIRST + (LR - LR_FIRST) * step / WARMUP
     return LR_LAST + (LR - LR_LAST) * (1 + math.cos(math.pi * (step - WARMUP) / (STEPS - WARMUP))) / 2
@@ -109,7 +109,7 @@ def max_norm(step):
 
 
 def losses(model, tokens, labels):
-    """Cross entropy and weighted z-loss of sequences, means per label, whose sum is minimized; and how many labels there are."""
+    """Cross entropy and weighted z-loss of sequences, as means per label, whose sum is minimized; and the number of labels."""
     tokens, labels = torch.from_numpy(tokens.astype(numpy.int64)), torch.from_numpy(labels)
     targets = torch.where(labels, tokens, -100)[:, 1:]
     logits = model(tokens).logits[:, :-1]
@@ -120,7 +120,7 @@ def losses(model, tokens, labels):
 
 
 def train(tokens, labels, steps, wrong=""):
-    """The run, or one that does one thing wrong."""
+    """Trains the run; wrong: makes one named error."""
     model = make_model()
     groups = parameter_groups(list(model.named_parameters()), DECAY)
     optimizer = torch.optim.AdamW(groups, lr=LR, betas=(BETA1, BETA2), eps=EPS, foreach=False)
@@ -151,7 +151,7 @@ def train(tokens, labels, steps, wrong=""):
 
 
 def distance(model, other, start):
-    """Largest difference of a tensor between two runs, as a share of what the first run changed."""
+    """Largest difference of a tensor between two runs, as a share of the change by the first run."""
     off = lambda a, b: (a - b).double().norm().item()
     return max(off(q, p) / off(p, s) for p, q, s in zip(model.parameters(), other.parameters(), start.parameters()))
 
@@ -171,7 +171,7 @@ def write(root):
                   "labels of a rank", "no z-loss"):
         off = distance(model, train(tokens, labels, steps, wrong)[0], start)
         print(f"{wrong}: the weights are off by {off:.3f} of their change")
-        assert off > 0.05                       # the test allows a tenth of it
+        assert off > 0.05                       # the test allows a tenth of this difference
 
     os.makedirs(folder, exist_ok=True)
     start.save_pretrained(os.path.join(folder, "start"))

@@ -32,11 +32,11 @@ gpus=$(nvidia-smi -L | grep -c '^GPU')
 works=(7B 7B-lean 8B 7B-documents 8B-32k 8B-128k)
 [ "$gpus" -ge 2 ] && works+=(7B-fsdp)
 
-bench_steps() {     # bench_steps ARGUMENT...: its output is the table
+bench_steps() {     # bench_steps ARGUMENT...: prints the table
     python3 -u scripts/bench_steps.py --launch "$LAUNCH" --steps "${STEPS:-6}" ${ROUNDS:+--rounds "$ROUNDS"} "$@"
 }
 
-run() {     # run NAME COMMAND...: a line of the table; the end of the output if it fails
+run() {     # run NAME COMMAND...: adds a line to the table; if the command fails, prints the end of its output
     local name=$1 begin=$SECONDS log=$logs/${1// /-}.log status
     shift
     timeout "$limit" "$@" >"$log" 2>&1
@@ -50,16 +50,16 @@ run() {     # run NAME COMMAND...: a line of the table; the end of the output if
 
 next=0 recorded=
 most=$((gpus > 2 ? 16 : 8 * gpus))
-background() {  # the same in the background, at most `most` at a time
+background() {  # as run, but in the background, at most `most` at a time
     while [ "$(jobs -rp | wc -l)" -ge $most ]; do wait -n; done
     run "$@" &
 }
 
-on_one() {      # in the background on one GPU, each time on the next one
+on_one() {      # as background, on one GPU, each time on the next one
     CUDA_VISIBLE_DEVICES=$((next++ % gpus)) background "$@"
 }
 
-record() {      # the results of the CPU tests, once
+record() {      # records the results of the CPU tests, once
     local test
     [ -n "$recorded" ] && return
     recorded=yes
@@ -67,7 +67,7 @@ record() {      # the results of the CPU tests, once
     wait
 }
 
-# Ranks on different GPUs wait for each other's time slices, so few such tests run at a time, after the others.
+# Ranks on different GPUs wait for each other's time slices. So few such tests run at a time, after all other tests.
 cuda_tests() {
     local test name n most=$most
     record
@@ -88,8 +88,9 @@ cuda_tests() {
     wait
 }
 
-# sanitized OPTION... TEST: 9 if compute-sanitizer finds anything but hazards that name a kernel of cuBLASLt (nvjet), which
-# synchronizes in ways that racecheck does not see. NOTE: with --kernel-name-exclude for them racecheck ends with an internal error.
+# sanitized OPTION... TEST: returns 9 if compute-sanitizer finds an error. Hazards that name a kernel of cuBLASLt (nvjet) do not
+# count: cuBLASLt synchronizes in ways that racecheck does not see. NOTE: with --kernel-name-exclude for these kernels, racecheck
+# ends with an internal error.
 sanitized() {
     local text status
     text=$(compute-sanitizer --error-exitcode 9 --target-processes application-only "$@" 2>&1)
@@ -102,14 +103,14 @@ sanitized() {
 }
 export -f sanitized
 
-# NOTE: a process under compute-sanitizer cannot fork, as tests of error messages do. In the attention kernels for 9.0 one or two lanes
-# arrive at barriers for their warp, after its lanes have met, and racecheck reports the accesses of the other lanes. There are no
-# reports for the same shape if every lane arrives. So the tests of attention run only under memcheck. The
-# 2,048 codes of test_finite take many minutes under racecheck; its other tests run the same kernels. A whole model under racecheck
-# takes many minutes and adds no kernel of ours.
+# NOTE: a process under compute-sanitizer cannot fork, as tests of error messages do. In the attention kernels for 9.0 one or two
+# lanes arrive at barriers for their warp, after its lanes have met, and racecheck reports the accesses of the other lanes. There
+# are no such reports for the same shape if every lane arrives. So the tests of attention run only under memcheck. The
+# 2,048 codes of test_finite take many minutes under racecheck; the other tests of test_finite run the same kernels. A whole model
+# under racecheck takes many minutes and adds no kernel of ours.
 sanitize() {
     local tool test options
-    declare -A without=([kernel_gradients]=test_attention [finite]=test_codes)     # under racecheck
+    declare -A without=([kernel_gradients]=test_attention [finite]=test_codes)     # tests that do not run under racecheck
     record
     for tool in racecheck memcheck; do
         options="--tool $tool"
@@ -130,7 +131,7 @@ sanitize() {
     for test in recipes recipe_columns; do
         on_one "memcheck test_$test" bash -c "sanitized $options build/cuda/tests/test_$test"
     done
-    # NCCL asks which of its kernels exist for this GPU; memcheck would report that as failed calls.
+    # NCCL asks which of its kernels exist for this GPU; memcheck would report these calls as failed.
     [ "$gpus" -ge 2 ] && background "memcheck test_fsdp_ranks on 2" \
         $LAUNCH -n 2 compute-sanitizer --error-exitcode 9 --target-processes application-only $options --report-api-errors no \
         build/cuda/tests/test_fsdp_ranks

@@ -1,6 +1,6 @@
-"""What features of pictures depend on besides the pictures and the weights of the vision tower: settings in the folder of the
-model. features.json holds each as [the value that made the features, the value of a folder that does not say it];
-data/image_settings.c compares the same."""
+"""The settings in a model's folder on which features of pictures depend. (Features also depend on the pictures and on the
+weights of the vision tower.) features.json stores each setting as [the value that made the features, the default of a folder
+without it]. data/image_settings.c compares the same settings."""
 import json, os
 
 from errors import Bad
@@ -12,7 +12,8 @@ TOWER = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", 
 PROCESSOR = ("do_convert_rgb", "do_resize", "size", "default_to_square", "resample", "do_center_crop", "crop_size", "do_rescale",
              "rescale_factor", "do_normalize", "image_mean", "image_std", "do_pad", "pad_size", "feature_extractor_type")
 NO_VALUES = ("image_processor_type", "processor_class", "transformers_version", "_valid_processor_keys", "data_format",
-             "input_data_format", "return_tensors", "device", "disable_grouping")       # keys that change no value of a picture
+             # keys that do not change values of a picture
+             "input_data_format", "return_tensors", "device", "disable_grouping")
 
 
 def read_json(path):
@@ -29,7 +30,7 @@ def read_json(path):
 
 
 def read(folder):
-    """{key of FILES: the object, None: there is none}. transformers 5 has the processor in processor_config.json."""
+    """{key of FILES: the object; None: there is none}. transformers 5 stores the processor in processor_config.json."""
     config, found = read_json(os.path.join(folder, "config.json")), read_json(os.path.join(folder, "processor_config.json")) or {}
     if config is None:
         raise Bad(f"{folder} has no config.json; expected a LLaVA folder")
@@ -46,7 +47,7 @@ def strategy_of(config):
 
 
 def check(folder):
-    """read(folder), or an error if the tower is none that ./train knows (model/formats/llava.c)."""
+    """read(folder), or an error if ./train does not support the tower (model/formats/llava.c)."""
     found = read(folder)
     config, path = found["config"], os.path.join(folder, "config.json")
     if config.get("model_type") != "llava":
@@ -65,7 +66,8 @@ def check(folder):
 
 
 def of_model(found, tower, processor):
-    """found: read(folder); tower, processor: the config of its tower and its image processor, as transformers makes them."""
+    """The settings. found: read(folder); tower, processor: the config of its tower and its image processor, as transformers
+    makes them."""
     raw, used, usual = found["image_processor"] or {}, processor.to_dict(), type(processor)().to_dict()
     keys = dict.fromkeys([*PROCESSOR, *used, *raw])
     settings = {
@@ -73,7 +75,7 @@ def of_model(found, tower, processor):
                    "vision_feature_select_strategy": [strategy_of(found["config"]), "default"]},
         "vision_config": {key: [getattr(tower, key), getattr(type(tower)(), key)] for key in TOWER},
         "image_processor": {key: [used.get(key, raw.get(key)), usual.get(key)] for key in keys if key not in NO_VALUES},
-        # which of the processors of that name: they differ in how they round
+        # which of the processors with this name: they round differently
         "program": {"image_processor": [getattr(processor, "backend", type(processor).__name__), None]},
     }
     settings["vision_config"]["model_type"][1] = TOWERS[0]
@@ -82,14 +84,15 @@ def of_model(found, tower, processor):
 
 
 def same(given, used):
-    """A number stands for an object of such numbers: a size of 336 is {"shortest_edge": 336}."""
+    """Whether two settings are equal. A number equals an object whose values are all this number: 336 equals {"shortest_edge":
+    336}."""
     number = isinstance(given, (int, float)) and isinstance(used, dict)
     return given == used or (number and all(one == given for one in used.values()))
 
 
 def differing(settings, folder):
-    """What the first setting is in the folder, and what it was for the features; None: all are the same. A folder without a tower
-    trains on the features of any, and one without an image processor may be that of the features."""
+    """(the first different setting in the folder, its value for the features); None: all are equal. A folder without a tower can
+    train on the features of any tower, and a folder without an image processor may have the processor of the features."""
     found = read(folder)
     for part, name in FILES.items():
         if not found["vision_config"] or found[part] is None:

@@ -5,25 +5,25 @@
     CUDA_INJECTION64_PATH=$PWD/build/cuda/kernel_times.so KERNEL_TIMES=times mpirun -n 1 ./train ... --save_folder=run
     python3 scripts/in_step.py run times
 
-A step lasts from the end of an update to the end of the next. Kernels of several queues that run at the same time count in full,
-and a line of its own subtracts their overlap: rows, overlap and idle time add up to the time of the steps. With several ranks the
-table is that of the process with the lowest number. --tsv writes the second table, with every kernel, for programs.
+A step lasts from the end of an update to the end of the next one. Kernels that run at the same time on several queues count in
+full, and a separate line subtracts their overlap: rows, overlap and idle time add up to the time of the steps. With several ranks,
+the table shows the process with the lowest number. --tsv writes the second table, with every kernel, for programs.
 """
 import argparse, collections, glob, os, re, shutil, subprocess, sys
 
-Record = collections.namedtuple("Record", "start end stream name")      # ns
-Row = collections.namedtuple("Row", "group name ms share calls mean_us")    # ms and calls: of a micro-step
+Record = collections.namedtuple("Record", "start end stream name")      # times in ns
+Row = collections.namedtuple("Row", "group name ms share calls mean_us")    # ms and calls per micro-step
 
 FP8, BF16, HEAD = "FP8 GEMMs", "GEMMs in BF16", "the head's GEMMs"
 ATTENTION, ELEMENTWISE, ADAMW, COMMUNICATION = "attention", "elementwise", "AdamW", "communication"
-GROUPS = [FP8, ATTENTION, ELEMENTWISE, HEAD, BF16, ADAMW, COMMUNICATION]        # as they are printed
+GROUPS = [FP8, ATTENTION, ELEMENTWISE, HEAD, BF16, ADAMW, COMMUNICATION]        # in the order of printing
 # cuBLASLt names operands, sum and result of a GEMM by letters: q is E4M3, r E5M2, t BF16, s F32.
 PATTERNS = [(COMMUNICATION, re.compile(r"nccl|^\[copy peer to peer\]")),
             (ADAMW, re.compile(r"adamw")),
             (ATTENTION, re.compile(r"attention|(^|\d)(forward|gradients|delta|prepare|finish_dq|sum_heads|part|merge|append)_kernel")),
             (FP8, re.compile(r"(^|_)[qr]{2}[a-z]{3}_\d+x\d+|gemm.*e[45]m[23]|e[45]m[23].*gemm|matmul_fused")),
             (BF16, re.compile(r"(^|_)[a-z]{3,5}_\d+x\d+_\d+x\d+|gemm|cutlass|nvjet"))]
-SHOWN = 1e-4        # of the time: kernels below it are in the file only
+SHOWN = 1e-4        # share of the time: kernels with less are only in the file
 
 
 class Bad(Exception):
@@ -31,8 +31,8 @@ class Bad(Exception):
 
 
 def read_times(folder):
-    """Records of one process by their start. After a kill the last line may be incomplete. A launcher that looks at the GPUs has
-    an empty file."""
+    """Records of one process, ordered by their start. If the process was killed, the last line may be incomplete. A launcher
+    that only looks at the GPUs has an empty file."""
     paths = sorted(glob.glob(os.path.join(folder, "*.tsv")), key=lambda path: [len(path), path])
     if not paths:
         raise Bad(f"{folder}: no .tsv in it; expected what kernel_times.so writes: was the program run with CUDA_INJECTION64_PATH, "
@@ -54,7 +54,7 @@ def group_of(name):
 
 
 def find_steps(records):
-    """The ends of the updates: of the last kernel of AdamW before the next loss. Every step has a loss."""
+    """The ends of the updates: each is the end of the last kernel of AdamW before the next loss. Every step has a loss."""
     ends, last = [], 0
     for r in records:
         if "cross_entropy" in r.name and last:
@@ -66,8 +66,8 @@ def find_steps(records):
 
 
 def group_records(records):
-    """The group of each kernel. If everything is trained, a chunk of the head is a GEMM before its loss and two after it, in any
-    format. Copies within a GPU on another queue than that of the kernels are collectives of NCCL's copy engines."""
+    """The group of each kernel. If all weights are trained, a chunk of the head is one GEMM before its loss and two after it, in
+    any format. Copies within a GPU on another queue than the kernels' are collectives by NCCL's copy engines."""
     groups = [group_of(r.name) for r in records]
     busy = collections.Counter()
     for r in records:
@@ -87,7 +87,7 @@ def group_records(records):
 
 
 def demangle(names):
-    """name -> C++ name without return type and parameters, by c++filt; without it a part of the mangled name."""
+    """{name: C++ name without return type and parameters}, by c++filt; without c++filt, a part of the mangled name."""
     if shutil.which("c++filt"):
         done = subprocess.run(["c++filt"], input="\n".join(names) + "\n", capture_output=True, text=True, check=True)
         return {name: shorten(long) for name, long in zip(names, done.stdout.split("\n"))}
@@ -104,7 +104,7 @@ def shorten(name):
 
 
 class Window:
-    """The last `steps` whole steps: time, groups' and kernels' sums."""
+    """The last `steps` whole steps: their time, and the sums of groups and kernels."""
 
     def __init__(self, records, steps):
         ends = find_steps(records)
@@ -135,7 +135,7 @@ class Window:
 
 
 class Run:
-    """Properties of the steps, by the settings of the run."""
+    """Properties of the steps that follow from the settings of the run."""
 
     def __init__(self, folder, ranks):
         path = os.path.join(folder, "config.yaml")
@@ -150,7 +150,7 @@ class Run:
             "device_train_microbatch_size", "global_train_batch_size"))
         self.micro_steps = batch // (self.micro_batch * ranks)
         weights = layers * wide * (2 * head_dim * (heads + kv_heads) + mlp * 3 // 2)
-        passes = 4 if found["keep"] == "block" else 3       # forward, dx and dW; where blocks are recomputed, forward again
+        passes = 4 if found["keep"] == "block" else 3       # forward, dx and dW; if blocks are recomputed, forward once more
         self.gemm_flops = 2 * weights * passes * self.micro_batch * self.sequence
         self.trains_all = "\ntrainable: []\n" in text and not re.search(r"^lora:\n  rank: \d", text, re.M)
 

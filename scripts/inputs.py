@@ -1,23 +1,23 @@
-"""Input files: plain, or compressed with gzip, bzip2, xz or zstd (the first bytes tell); also standard input ("-") and pipes,
-which can be read only once."""
+"""Input files: plain, or compressed with gzip, bzip2, xz or zstd (recognized by the first bytes); also standard input ("-") and
+pipes, which can be read only once."""
 import bz2, contextlib, gzip, io, lzma, os, re, sys, zlib
 
 from errors import Bad
 
 ENDINGS = (".gz", ".bz2", ".xz", ".zst", ".zstd")
 STANDARD_INPUT = "-"
-LONGEST_WINDOW = 31     # of zstd, as a power of two: what zstd --long=31 makes, as some archives have it
-BATCH_BYTES, BATCH_ITEMS = 1 << 20, 512     # what a process gets at a time
+LONGEST_WINDOW = 31     # of zstd, as a power of two: some archives are made with zstd --long=31
+BATCH_BYTES, BATCH_ITEMS = 1 << 20, 512     # maximum size of the work that a process gets at once
 
 
 def uncompressed(path):
-    """The name of the file without compression; .GZ counts too."""
+    """The name of the file without the ending of a compression; .GZ counts, too."""
     stem, ending = os.path.splitext(path)
     return stem if ending.lower() in ENDINGS else path
 
 
 def size_of(path):
-    """In bytes; 0 if only reading can tell."""
+    """Size in bytes; 0: it is known only after reading."""
     return os.path.getsize(path) if os.path.isfile(path) else 0
 
 
@@ -34,7 +34,7 @@ def check(paths):
 
 
 class Counted(io.RawIOBase):
-    """A file that counts the bytes read from it and can tell its first ones, without seeking."""
+    """A file that counts the bytes read from it, and shows its first bytes without seeking."""
 
     def __init__(self, file, first):
         self.file, self.count = file, 0
@@ -55,7 +55,7 @@ class Counted(io.RawIOBase):
 
 
 class Frames(io.RawIOBase):
-    """Decompresses one frame after the other with the package zstandard; a truncated frame is an error."""
+    """Decompresses frame by frame with the package zstandard; a truncated frame is an error."""
 
     def __init__(self, file, package):
         self.file, self.package, self.data, self.rest, self.frame = file, package, b"", b"", None
@@ -84,7 +84,7 @@ class Frames(io.RawIOBase):
 
 def open_zstd(file):
     try:
-        from compression import zstd            # Python 3.14
+        from compression import zstd            # since Python 3.14
         return zstd.ZstdFile(file, options={zstd.DecompressionParameter.window_log_max: LONGEST_WINDOW})
     except ImportError:
         pass
@@ -95,13 +95,13 @@ def open_zstd(file):
     return Frames(file, zstandard)
 
 
-OPENERS = (     # the first bytes, what opens the file
+OPENERS = (     # the first bytes of a format, and what opens such a file
     (rb"\x1f\x8b", lambda file: gzip.GzipFile(fileobj=file)),
     (rb"BZh[1-9](1AY&SY|\x17rE8P\x90)", bz2.BZ2File),
     (rb"\xfd7zXZ\0", lzma.LZMAFile),
     (rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18", open_zstd),
 )
-FIRST = 10      # bytes that tell
+FIRST = 10      # number of bytes that identify a format
 
 
 def decompressed(source, path):
@@ -113,8 +113,8 @@ def decompressed(source, path):
 
 
 def read_items(paths, has_lines):
-    """((path, line, bytes), bytes read so far) of every line that is not blank where has_lines(path, its first bytes), else of
-    every file, as line 0."""
+    """((path, line, bytes), bytes read so far) of every line that is not blank, if has_lines(path, first bytes of the file);
+    otherwise of the whole file, as line 0."""
     before = 0
     for path in paths:
         standard = contextlib.nullcontext(sys.stdin.buffer)

@@ -6,8 +6,8 @@
  *     CUDA_INJECTION64_PATH=$PWD/build/cuda/kernel_times.so KERNEL_TIMES=FOLDER ./train ...
  *
  * Each process writes FOLDER/PID.tsv; FOLDER must exist. Columns: start and end in ns, stream,
- * name. If the program dies, a part of its last second is missing. After an error it prints a
- * message, and the program continues without records. */
+ * name. If the program dies, a part of its last second is missing. After an error, this library
+ * prints a message, and the program continues without records. */
 #define _GNU_SOURCE
 #include <cupti.h>
 #include <dlfcn.h>
@@ -17,16 +17,17 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* Bytes: some 2,000 records, a second of training at most. CUPTI's alignment is 8. */
+/* Size in bytes: some 2,000 records, at most a second of training. CUPTI requires an alignment of
+ * 8. */
 enum { BUFFER = 1 << 19, ALIGNMENT = 64 };
 
-/* CUPTI hands buffers over from a thread of its own and from that which flushes, and may hold a
- * lock of its own then: none of its functions is called under this one, which guards `out` and
- * `dropped`. */
+/* Guards `out` and `dropped`. CUPTI delivers buffers from its own thread and from the thread that
+ * flushes, and may hold its own lock meanwhile. So do not call a CUPTI function while this mutex is
+ * locked. */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static FILE *out; /* NULL: what still comes is dropped */
+static FILE *out; /* NULL: records that arrive later are dropped */
 static size_t dropped;
-static pid_t owner; /* a process that it forks must not write what this one will */
+static pid_t owner; /* process that opened `out`; a forked child must not write the same records */
 
 static int works(CUptiResult status, const char *call)
 {
@@ -52,7 +53,7 @@ static const char *copy_name(unsigned kind)
 static void write_record(uint64_t start, uint64_t end, uint32_t stream, const char *name)
 {
     pthread_mutex_lock(&mutex);
-    /* one that had not ended when the rest was asked for has no times */
+    /* a kernel that had not ended at the forced flush has no times */
     if (out && start > 0 && end >= start)
         fprintf(out, "%" PRIu64 "\t%" PRIu64 "\t%" PRIu32 "\t%s\n", start, end, stream,
                 name ? name : "?");
@@ -79,8 +80,8 @@ static void write_activity(const CUpti_Activity *r)
 static void CUPTIAPI request_buffer(uint8_t **buffer, size_t *size, size_t *max_records)
 {
     *buffer = aligned_alloc(ALIGNMENT, BUFFER);
-    *size = *buffer ? BUFFER : 0; /* none: CUPTI drops the records, and counts them */
-    *max_records = 0;             /* as many as fit */
+    *size = *buffer ? BUFFER : 0; /* no memory: CUPTI drops the records and counts them */
+    *max_records = 0;             /* as many records as fit */
 }
 
 static int is_open(void)
@@ -111,9 +112,9 @@ static void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *bu
     free(buffer);
 }
 
-/* Runs before CUDA's own handlers, which were there first, so the context is still whole. The
- * forced flush calls take_buffer; then nothing more is recorded, and what another thread still
- * hands over is only freed. */
+/* Runs before CUDA's own exit handlers, which were registered earlier, so the context still exists.
+ * The forced flush calls take_buffer. Then recording ends; a buffer that another thread still
+ * delivers is only freed. */
 static void finish(void)
 {
     if (getpid() != owner)
@@ -133,8 +134,8 @@ static void finish(void)
     pthread_mutex_unlock(&mutex);
 }
 
-/* The records' layout is that of the headers: another version of the library, as LD_LIBRARY_PATH
- * may bring in, has others. */
+/* Whether the loaded library is the version of the headers, which define the layout of records.
+ * LD_LIBRARY_PATH may select another version, with another layout. */
 static int is_the_library_compiled_for(void)
 {
     uint32_t version = 0;
@@ -165,7 +166,7 @@ static int start(void)
            works(cuptiActivityEnable(CUPTI_ACTIVITY_KIND_MEMSET), "cuptiActivityEnable(MEMSET)");
 }
 
-/* CUDA calls this when a process first uses it. */
+/* CUDA calls this when a process first uses CUDA. */
 __attribute__((visibility("default"))) int InitializeInjection(void);
 int InitializeInjection(void)
 {

@@ -4,19 +4,19 @@
     python3 scripts/largest_batch.py configs/Llama-2-7B.yaml bf16 coat coat-lean --ranks 1 2 4 --limit 80 -- --data.paths=...
 
 Arguments after -- go to every run. The search begins with the batch that fits by a dry run. It then adds one sequence until
-the batch does not fit, or removes one until it fits. The table shows measurements: peak memory per GPU in GB (10^9 bytes), as
-the driver counts it, and tokens/s per GPU after the first step, with one micro-batch per step.
+the batch does not fit, or removes one until it fits. The table shows measurements: peak memory per GPU in GB (10^9 bytes), as the
+driver counts it, and tokens/s per GPU after the first step. A step has one micro-batch.
 """
 import argparse, re, shlex, subprocess, sys, tempfile
 
 import errors, metrics
 
 STEPS = 4
-MOST = 128      # sequences; with more micro-batches gradients are summed in another format
+MOST = 128      # maximum number of sequences; with more micro-batches, gradients are summed in another format
 
 
 def device_memory(options):
-    """Memory that the program takes only for speed stays within the limit."""
+    """--device_memory: memory that the program uses only for speed then stays within the limit."""
     return f"--device_memory={options.limit * 1e9 / 2**30}"
 
 
@@ -28,7 +28,8 @@ def command(options, recipe, ranks, batch, *more):
 
 
 def planned(options, recipe, ranks):
-    """Sequences, at least 1. The dry run has micro-batches of up to MOST in a step; gradients are summed as if it had one."""
+    """The number of sequences that fit by a dry run, at least 1. The dry run has micro-batches of up to MOST sequences in a
+    step; it sums gradients as for one micro-batch."""
     done = subprocess.run([options.train, options.config, f"--recipe={recipe}", *options.rest, "--dry_run", f"--ranks={ranks}",
                            device_memory(options), f"--global_train_batch_size={ranks * MOST}",
                            "--device_train_microbatch_size=1", "--fsdp.grad_sync_mode=micro_batch"],
@@ -57,7 +58,7 @@ def measured(options, recipe, ranks, batch):
 
 
 def search(options, recipe, ranks):
-    """(batch, peak in GB, tokens/s per GPU) or None."""
+    """(batch, peak in GB, tokens/s per GPU); None: no batch fits."""
     if options.batch:
         found = measured(options, recipe, ranks, options.batch)
         return (options.batch, *found) if found else None

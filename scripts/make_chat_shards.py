@@ -7,33 +7,34 @@
 FOLDER is a Hugging Face folder; its tokenizer and chat template are used as transformers' apply_chat_template uses them. Each line
 of a file, plain or compressed (gzip, bzip2, xz, zstd), is a conversation in JSON, in one of these forms:
 
-    {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}     more keys reach the template
+    {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}     the template gets all other keys
     {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}         ShareGPT
     {"prompt": "...", "completion": "..."}                                                          texts, or lists of messages
     {"instruction": "...", "input": "...", "output": "...", "history": [["...", "..."]]}            Alpaca; optional: input, history
 
-Part 0 is token_ids_part_0000.npy (uint16 or uint32 without a header), labels_mask_part_0000.npy (a byte per token: 1 if it is to
-be learned) and token_ids_part_0000.csv.gz (a row per document: first token, token after the last). The labels are the answers of
-the assistant with the token that ends a turn, except in messages with "weight": 0 or "train": false. A conversation without an
-answer is left out and named. A line that is no conversation, or that the template refuses, ends the program; with --skip-bad it
-is left out and counted. Notes count what the template leaves out of the messages. With --val-fraction all of a conversation is in
-one of the two parts. With --images conversations may show pictures, as <image> in questions with "image" or "images" next to the
-messages, or as parts {"type": "image"}; each becomes as many tokens as it has rows of features, and images_part_0000.npy says which
-pictures a part shows. The same files give the same bytes, with any number of processes. fine-tune.yaml next to them is a
-configuration with FOLDER, these files and the usual settings. Needs the packages tokenizers, jinja2 and numpy.
+Part 0 is token_ids_part_0000.npy (uint16 or uint32 without a header), labels_mask_part_0000.npy (a byte per token: 1 if it is to be
+learned) and token_ids_part_0000.csv.gz (a row per document: first token, token after the last). The labels are the answers of the
+assistant with the token that ends a turn, except in messages with "weight": 0 or "train": false. A conversation without an answer
+is left out and named. A line that is no conversation, or that the template refuses, ends the program; with --skip-bad it is left
+out and counted. Notes say how many texts of messages the template leaves out. With --val-fraction, all documents of a conversation
+are either for training or for validation. With --images conversations may show pictures, as <image> in questions with "image" or
+"images" next to the messages, or as parts {"type": "image"}; each picture becomes as many tokens as it has rows of features, and
+images_part_0000.npy says which pictures a part shows. The same files give the same bytes, with any number of processes.
+fine-tune.yaml next to them is a configuration with FOLDER, these files and the usual settings. Needs the packages tokenizers,
+jinja2 and numpy.
 """
 import argparse, collections, datetime, json, os, re, shlex
 
 import chat_images, chat_labels, chat_schema, chat_template, chat_written, errors, inputs, shards, tokenizer_files
 
 np, Bad = shards.np, shards.Bad
-process = argparse.Namespace()      # used by work(), in each process
+process = argparse.Namespace()      # the state that work() uses, in each process
 
-# what was done with a conversation: documents are (ids, mask), with --images also numbers of pictures; ends: the last id learned of
-# each; notes: (key of NOTES, detail) of each finding; problem: a Bad or None
+# the result for a conversation: documents: list of (ids, mask), with --images also numbers of pictures; ends: the last learned id
+# of each document; notes: (key of NOTES, detail) of each finding; problem: a Bad or None
 Result = collections.namedtuple("Result", "path line documents ends notes problem")
 
-NOTES = {       # key: what was found, what to know or do about it; in the order in which they are printed
+NOTES = {       # key: the finding, and advice; in the order of printing
     "spelled": ("messages or tools that spell out a special token, which so become that token",
                 "where it is to be text, write it otherwise"),
     "lost": ("{detail} that the chat template leaves out", "what it does not write is not learned"),
@@ -54,8 +55,8 @@ NOTES = {       # key: what was found, what to know or do about it; in the order
 # ---- a conversation ----------------------------------------------------------------------------------------------------------
 
 def find_spelled(messages, tools):
-    """The first special token in the texts of each message and of each tool that has any. In the whole text it cannot be told from
-    those of the chat template, so a user's message can end the turn."""
+    """The first special token in the texts of each message and of each tool that has one. In the whole text, it cannot be
+    distinguished from those that the chat template writes. So a user's message could end the turn."""
     for value in [*messages, *(tools or [])]:
         found = process.special.search("\n".join(chat_written.strings(value)))
         if found:
@@ -63,7 +64,7 @@ def find_spelled(messages, tools):
 
 
 def check_vocabulary(ids, where):
-    """Tokens that only tokenizer_config.json names get ids after all others; no model knows these ids."""
+    """Dies on tokens that only tokenizer_config.json names: they get ids after all other ids, and no model knows these."""
     largest, model = max(ids, default=0), process.model
     token = process.tokenizer.id_to_token(largest)
     if token in process.files.invented:
@@ -75,9 +76,9 @@ def check_vocabulary(ids, where):
 
 
 def make_document(text, answers, document, where):
-    """(ids, mask, notes) of a text and the places of its answers, which are those of the document, or with images. The whole text
-    is tokenized at once, as a model will see it. A token that begins in the prompt is not a label, because no model is asked for
-    it."""
+    """(ids, mask, notes) of a text with the positions of its answers: the document's text, or the text with images. The whole
+    text is tokenized at once, as a model will see it. A token that begins in the prompt is not a label, because no model is
+    asked for it."""
     tokens = shards.encode(process.tokenizer, text, where)
     check_vocabulary(tokens.ids, where)
     ids = np.array(tokens.ids, process.dtype)
@@ -86,7 +87,7 @@ def make_document(text, answers, document, where):
     for begin, end in answers:
         mask |= (first >= begin) & (first < end)
         for place, key in ((begin, "begin"), (end, "end")):
-            strips = key == "end" and text.endswith(process.files.added, begin, end)       # and may include space
+            strips = key == "end" and text.endswith(process.files.added, begin, end)       # the token may also strip space
             if begin < end and not strips and ((first < place) & (after > place)).any():
                 notes.append((key, ""))
     notes += [("lost", kind) for kind, count in document.lost.items() for _ in range(count)] + [("open", "")] * document.open
@@ -95,7 +96,7 @@ def make_document(text, answers, document, where):
 
 
 def make_documents(path, number, line):
-    """The Result of a conversation."""
+    """The Result for a conversation."""
     where, names = f"{path}:{number}", []
     try:
         if process.features:
@@ -152,7 +153,7 @@ def work(items):
 # ---- the run -----------------------------------------------------------------------------------------------------------------
 
 class Notes:
-    """How often each note was found, and the first place."""
+    """How often each note was found, and its first position."""
 
     def __init__(self):
         self.count, self.first = collections.Counter(), {}
@@ -171,8 +172,8 @@ class Notes:
 
 
 def check_template():
-    """Warns of templates that ignore add_generation_prompt, unless they end every question with the opening of an answer.
-    Some accept no question without a system message: these show with the conversations."""
+    """Warns of templates that ignore add_generation_prompt, unless they end every question with the opening of an answer. Some
+    templates accept no question without a system message: their conversations show this later."""
     question, answer = {"role": "user", "content": "Why?"}, {"role": "assistant", "content": chat_written.MARK}
     try:
         without, asked = (process.template.render([question], asks) for asks in (False, True))
@@ -186,9 +187,9 @@ def check_template():
 
 
 def make_shards(args, now, output):
-    """(how many documents end with each id, whether conversations were split into several)"""
+    """(how many documents end with each id, whether conversations were split into several documents)"""
     ends, seen, learned, notes = collections.Counter(), collections.Counter(), set(), Notes()
-    skipped, first_bad, unlabelled, named = errors.Skipped(args), {}, 0, []         # named: the first of the unlabelled
+    skipped, first_bad, unlabelled, named = errors.Skipped(args), {}, 0, []         # named: the first conversations without labels
     batches = inputs.read_batches(args.files, lambda path, first: True)
     with shards.progress_of(args.files) as progress:
         for results, position in shards.work_on(batches, work, start, (args.model, now, args.images), args.processes):
@@ -221,8 +222,8 @@ def make_shards(args, now, output):
 
 
 def print_ends(ends, eos):
-    """By default programs stop at the token that the tokenizer calls eos. That of a base model seldom ends the turns of a chat
-    template. Other tokens, such as a full stop, also occur inside answers, so no program can stop at them."""
+    """By default, programs stop at the token that the tokenizer calls eos. The eos of a base model seldom ends the turns of a
+    chat template. Other tokens, such as a full stop, also occur inside answers, so no program can stop at them."""
     total, name = sum(ends.values()), process.tokenizer.id_to_token
     special = collections.Counter({end: n for end, n in ends.items() if end == eos or name(end) in process.files.added})
     others = ends - special
@@ -254,11 +255,11 @@ def configuration(args):
 
 
 def write_configuration(args, lines):
-    """With the settings of a run without a configuration (model/config/load_folder.c)."""
+    """Writes a configuration with the settings of a run without a configuration file (model/config/load_folder.c)."""
     command = f"./train {shlex.quote(configuration(args))} --save_folder=runs/chat"
     with open(configuration(args), "x", encoding="utf-8") as file:
         print(f"# {command}", f"load_path: {json.dumps(args.model)}", USUAL, *lines, sep="\n", file=file)
-    if os.path.exists(os.path.join(args.model, "config.json")):         # else the folder has only a tokenizer
+    if os.path.exists(os.path.join(args.model, "config.json")):         # otherwise the folder has only a tokenizer
         print(f"\nto fine-tune:  {command}")
 
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Makes a downstream task of captioned pictures: which of some captions is that of the picture?
+"""Makes a downstream task of captioned pictures. Each question is which of several captions belongs to the picture.
 
     python3 scripts/make_choices.py --model LLAVA_FOLDER --images features --output eval/animals.jsonl test.jsonl
 
-The files hold conversations as for make_chat_shards.py --images. The choices are the last answer of a conversation and answers of
-others that differ, drawn at random. A choice is scored by the log-probabilities of the tokens that fine-tuning would learn. OUTPUT is
-the request file of an evaluator of type downstream (prepare_eval.py), whose questions also have "images", numbers of the features. The
-evaluator, for a run's YAML, is printed. Needs what make_chat_shards.py needs.
+The files hold conversations as for make_chat_shards.py --images. The choices are the last answer of a conversation and different
+answers of other conversations, drawn at random. A choice is scored by the log-probabilities of the tokens that fine-tuning would
+learn. OUTPUT is the request file of an evaluator of type downstream (prepare_eval.py), whose questions also have "images", numbers
+of pictures among the features. Prints the evaluator for a run's YAML. Needs what make_chat_shards.py needs.
 """
 import argparse, datetime, json, os, random, sys
 
@@ -15,7 +15,7 @@ from errors import Bad
 
 
 def read(paths, token):
-    """[(path, number of the line, messages, names of pictures)] of the conversations that end with an answer."""
+    """[(path, line number, messages, names of pictures)] of the conversations that end with an answer."""
     found = []
     for batch, _ in inputs.read_batches(paths, lambda path, first: True):
         for path, number, line in batch:
@@ -30,7 +30,7 @@ def read(paths, token):
 
 
 def make_choice(path, number, messages, names, answer):
-    """({"tokens", ...}, numbers of the pictures) with this answer as the last message."""
+    """The choice with this answer as the last message: ({"tokens", ...}, numbers of the pictures)."""
     told = {"messages": [*messages[:-1], {**messages[-1], "content": answer}], "images": names}
     result = make_chat_shards.make_documents(path, number, json.dumps(told).encode())
     if result.problem:

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Makes captioned pictures of Unicode's emoji: drawings of their names, some to train on, and others of the same names to test with.
+"""Makes captioned pictures of Unicode's emoji: drawings with their names. Some drawings are for training, and other drawings of the
+same names for tests.
 
     python3 scripts/make_emoji.py --names emoji-test.txt --train noto=NotoColorEmoji.ttf --train symbola=Symbola.ttf \\
         --test openmoji=glyf_colr0.ttf --copies 8 --output data/emoji
 
 A source of drawings is NAME=FONT, or NAME=FOLDER with files such as 1F600.png or 1f1e8-1f1ed.png, named by code points. An emoji is
-taken if it is drawn by all sources of --test and at least one of --train; those with a skin tone are left out. OUTPUT gets pictures/
+used if all sources of --test and at least one source of --train have it. Emoji with a skin tone are left out. OUTPUT gets pictures/
 and conversations, which ask for the name and for Unicode's subgroup ("What is it?", "What kind is it?"): train.jsonl, and
-test-name.jsonl and test-kind.jsonl with the other drawings. Each drawing to train on exists in --copies: the first as drawn, the
-others moved, scaled and turned at random, from --seed. The same command gives the same files. Needs pillow.
+test-name.jsonl and test-kind.jsonl with the other drawings. Each drawing to train on exists in --copies: the first is the drawing
+itself; the others are moved, scaled and rotated at random, by --seed. The same command gives the same files. Needs pillow.
 """
 import argparse, json, os, random, re, sys
 
@@ -21,8 +22,8 @@ try:
 except ImportError as problem:
     sys.exit(f"error: {problem}: pip install pillow")
 
-FONT_SIZE = 109                     # the only one of fonts with bitmaps
-NOT_SHOWN = (0xFE0F, 0x200D)        # in names of files these are often missing
+FONT_SIZE = 109                     # the only size that bitmap fonts offer
+NOT_SHOWN = (0xFE0F, 0x200D)        # code points that names of files often lack
 QUESTIONS = {"name": "What is it?", "kind": "What kind is it?"}
 
 
@@ -48,7 +49,7 @@ def key_of(codes):
 # ---- drawings ------------------------------------------------------------------------------------------------------------------
 
 class Font:
-    """Draws with a font; an emoji of several glyphs is one that the font does not have."""
+    """Draws with a font. If an emoji consists of several glyphs, the font does not have this emoji."""
 
     def __init__(self, path):
         if not features.check("raqm"):
@@ -92,7 +93,7 @@ class Folder:
 
 
 def fitted(canvas, size):
-    """What is drawn, scaled to the whole of a white square; None if nothing is."""
+    """The drawing, scaled to the whole of a white square; None: the drawing is empty."""
     box = canvas and ImageChops.difference(canvas, Image.new("RGB", canvas.size, "white")).getbbox()
     if not box:
         return None
@@ -103,7 +104,8 @@ def fitted(canvas, size):
 
 
 def moved(picture, draw):
-    """Turned by up to 15 degrees, each direction scaled by 0.7 to 1.1, moved by up to an eighth, with other colours."""
+    """The picture, rotated by up to 15 degrees, scaled by 0.7 to 1.1 in each direction, moved by up to an eighth, with other
+    colours."""
     size = picture.width
     turned = picture.rotate(draw.uniform(-15, 15), Image.Resampling.BICUBIC, fillcolor="white")
     scale = [draw.uniform(0.7, 1.1) for _ in range(2)]
@@ -143,7 +145,7 @@ def check(args):
 
 
 def write(args, names, train, test):
-    """Returns how many emoji there are, and how many pictures of each source."""
+    """Returns the number of emoji, and the number of pictures of each source."""
     counts, taken = dict.fromkeys([*train, *test], 0), 0
     files = {name: open(os.path.join(args.output, name + ".jsonl"), "w", encoding="utf-8")
              for name in ("train", "test-name", "test-kind")}

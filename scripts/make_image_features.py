@@ -5,13 +5,13 @@
     python3 scripts/make_image_features.py --pixels 16 --size 128 --root pictures --output features chats.jsonl
 
 The pictures are those that the files of conversations name (make_chat_shards.py --images reads the same forms); names are relative
-to --root. Equal files are stored once. --model: the rows that the model's vision tower gives to its projector, by transformers on
-the GPU, if there is one; needs torch, transformers and pillow. --pixels: no tower; the picture, scaled to --size, in square patches of
---pixels pixels a side, each a row of values from -1 to 1; needs pillow and numpy. OUTPUT gets features-NNNN.bf16 and features.json
-(data/images.h). A program that was interrupted continues where it was; pictures that are there already are not computed again. If
-the model's tower or settings are others than those of the features, an error says so. Pictures are read as load_image of transformers
-reads them. A picture that cannot be read, or a line that is no conversation, ends the program; with --skip-bad it is left out and
-counted, and OUTPUT/left-out.txt names the pictures.
+to --root. Equal files are stored once. --model: features are the rows that the model's vision tower gives to its projector;
+transformers computes them, on the GPU if there is one. Needs torch, transformers and pillow. --pixels: without a tower; features
+are the pixels of the picture, scaled to --size and cut into square patches of --pixels pixels a side, each a row of values from -1
+to 1. Needs pillow and numpy. OUTPUT gets features-NNNN.bf16 and features.json (data/images.h). If OUTPUT has features already,
+these pictures are not computed again, for example after an interruption. It is an error if the features were made with another
+tower or with other settings. Pictures are read as load_image of transformers reads them. A picture that cannot be read, or a line
+that is no conversation, ends the program; with --skip-bad it is left out and counted, and OUTPUT/left-out.txt names the pictures.
 """
 import argparse, hashlib, json, math, os, sys
 
@@ -32,7 +32,7 @@ ANOTHER = "expected the same: make the features again, with another --output"
 # ---- towers ------------------------------------------------------------------------------------------------------------------
 
 class Pixels:
-    """Patches of the picture, row by row; in a patch the pixels, row by row, each with its three colours."""
+    """A picture's patches, row by row; in a patch the pixels, row by row, each with its three colours."""
 
     def __init__(self, patch, size):
         if size % patch:
@@ -40,7 +40,7 @@ class Pixels:
         self.patch, self.size, self.name, self.sample, self.settings = patch, size, f"pixels-{patch}-{size}", None, {}
 
     def values(self, picture):
-        """What rows() gets of a picture."""
+        """The input of rows() for a picture."""
         return np.asarray(picture.resize((self.size, self.size), resample=3), np.float32) / 127.5 - 1        # bicubic
 
     def rows(self, values):
@@ -51,7 +51,7 @@ class Pixels:
 
 
 def sample_of(name, values):
-    """A hash of the name and of 768 values, as model/checkpoint/tower.h says."""
+    """A hash of the tensor's name and of 768 of its values, as in model/checkpoint/tower.h."""
     flat = values.reshape(-1)
     n = min(256, flat.size)
     pages = [flat[first:first + n].astype("<f4").tobytes() for first in (0, (flat.size - n) // 2, flat.size - n)]
@@ -80,7 +80,7 @@ class Tower:
             self.name, self.sample = self.load(folder, safe_open)
         except Bad:
             raise
-        except Exception as problem:        # whatever transformers and safetensors do
+        except Exception as problem:        # transformers and safetensors can raise any exception
             raise Bad(f"{folder}: {' '.join(str(problem).split())}; expected a LLaVA folder with preprocessor_config.json")
         self.folder, self.torch, self.layer = folder, torch, image_settings.layer_of(found["config"])
         layers = config.vision_config.num_hidden_layers
@@ -92,7 +92,8 @@ class Tower:
         self.tower.to(self.device)
 
     def load(self, folder, safe_open):
-        """Reads the tower's weights; returns two hashes of them. Versions of transformers differ in the prefix vision_model."""
+        """Reads the tower's weights. Returns two hashes of them, because versions of transformers differ in the prefix
+        vision_model."""
         want, found, digest, sample = self.tower.state_dict(), {}, hashlib.sha256(), 0
         for file in sorted(name for name in os.listdir(folder) if name.endswith(".safetensors")):
             with safe_open(os.path.join(folder, file), "pt") as tensors:
@@ -117,7 +118,7 @@ class Tower:
             pixels = self.torch.stack(values).to(self.device)
             with self.torch.no_grad():
                 rows = self.tower(pixels, output_hidden_states=True).hidden_states[self.layer]
-        except (RuntimeError, ValueError) as problem:       # of shapes and memory
+        except (RuntimeError, ValueError) as problem:       # because of wrong shapes or too little memory
             raise Bad(f"{self.folder}: {' '.join(str(problem).split())}; expected an image processor that makes pictures of the "
                       "tower's size, and memory for --batch")
         yield from (rows[:, 1:] if self.drops else rows).float().cpu().numpy()
@@ -126,7 +127,7 @@ class Tower:
 # ---- files -------------------------------------------------------------------------------------------------------------------
 
 def names_of(paths, skipped):
-    """{name: file and line of the first conversation that shows it} of all pictures, in order."""
+    """{name: file and line of the first conversation that shows the picture} of all pictures, in order."""
     found = {}
     for batch, _ in inputs.read_batches(paths, lambda path, first: True):
         for path, number, line in batch:
@@ -144,7 +145,7 @@ def values_of(tower, path):
     picture = pictures.load(path)
     try:
         return tower.values(picture)
-    except Exception as problem:        # whatever an image processor does, as with a picture of one pixel
+    except Exception as problem:        # an image processor can raise any exception, for example for a picture of one pixel
         raise Bad(f"{path}: {picture.width} x {picture.height} pixels: {problem}; expected a picture that the model's image "
                   "processor takes: scale it, or leave it out")
 
@@ -158,7 +159,7 @@ def hash_of(path):
 
 
 def bfloat16(x):
-    """Rounded to nearest, ties to even."""
+    """BF16 values, rounded to nearest, ties to even."""
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     return ((bits + 0x7fff + (bits >> 16 & 1)) >> 16).astype("<u2")
 
@@ -173,8 +174,8 @@ def replace(path, data):
 
 class Store:
     """OUTPUT: features.json, which grows by a file of features at a time. images: hashes of the pictures; names: {name: number};
-    settings: those of image_settings.py; reading: how pictures were read. Features that were made before there were settings have
-    neither, and once these are checked, only settings."""
+    settings: by image_settings.py; reading: how pictures were read. Features of early versions have neither; after they are
+    checked, they have settings only."""
 
     def __init__(self, folder, tower, f32):
         os.makedirs(folder, exist_ok=True)
@@ -198,8 +199,9 @@ class Store:
             raise Bad(f"{self.path}: {wrong or f'its image processor was {program}, but this is {own}'}; {ANOTHER}")
 
     def check_old(self, tower, names, root):
-        """Of features without settings: that all pictures are read as they were, and that the tower now gives 32 of them, from all
-        over, the same features: but for the rounding to BF16, by up to 2^-8 of a value, and 2^-10 of all, for another device."""
+        """Checks features without settings: all pictures must be read now as they were then, and the tower must give the same
+        features for 32 of them, spread over all pictures. Values may differ by the rounding to BF16, up to 2^-8 of a value, and
+        by 2^-10 of all for another device."""
         paths = {}
         for name in dict.fromkeys([*names, *self.o["names"]]):
             path = os.path.join(root, name)
@@ -232,7 +234,7 @@ class Store:
         return values.reshape(self.o["rows"], self.o["cols"])
 
     def add(self, hashes, rows):
-        """A file with the features of some pictures."""
+        """Adds a file with the features of some pictures."""
         shape = (self.o["rows"] or rows[0].shape[0], self.o["cols"] or rows[0].shape[1])
         if any(one.shape != shape for one in rows):
             raise Bad(f"{self.folder}: pictures with other numbers of rows or values than {shape}; expected the same for all")
@@ -256,7 +258,7 @@ class Store:
 
 
 def compute(store, tower, names, args, skipped):
-    """Features of all pictures that the store lacks. names: {name: where it is shown, for errors}."""
+    """Computes the features of all pictures that the store lacks. names: {name: where it is shown, for errors}."""
     waiting, hashes, problems = {}, {}, {}           # waiting: {hash: (path, where)}; problems: {name or hash: text}
     with Progress(len(names)) as progress:
         for done, (name, where) in enumerate(names.items()):
@@ -289,7 +291,7 @@ def leave_out(skipped, problems, key, where, problem):
 
 
 def write_left_out(folder, names):
-    """A line each; what ends a line or is no UTF-8 in a name is written as in Python."""
+    """Writes a line for each picture. A line end, or a byte that is no UTF-8, in a name is written as in Python."""
     path = os.path.join(folder, LEFT_OUT)
     if names:
         lines = [name.replace("\n", "\\n").replace("\r", "\\r") + "\n" for name in names]
@@ -317,7 +319,7 @@ def flush(store, tower, waiting, batch, skipped, problems):
 
 
 def pixels_of(folder):
-    """The patches that a model without a tower reads; None: it has a tower."""
+    """The patches that a model without a tower reads; None: the model has a tower."""
     config = image_settings.read(folder)["config"]
     values, rows = config.get("image_feature_size"), config.get("image_seq_length")
     if config.get("model_type") != "llava":
@@ -331,7 +333,7 @@ def pixels_of(folder):
 
 
 def make(folder, root, names, output):
-    """The features of pictures in `root` for the model in `folder`, in F32, in the folder `output`."""
+    """Computes the features of pictures in `root` for the model in `folder`, in F32, into the folder `output`."""
     pictures.check_pillow()
     tower, args = pixels_of(folder) or Tower(folder), argparse.Namespace(root=root, batch=32, per_file=1024, skip_bad=False)
     compute(Store(output, tower, True), tower, dict.fromkeys(names, ""), args, errors.Skipped(args))

@@ -5,10 +5,11 @@
     python3 scripts/make_llava.py --text LLAMA_FOLDER --tower CLIP_FOLDER OUTPUT
     python3 scripts/make_llava.py --text LLAMA_FOLDER --pixels 16 --size 128 OUTPUT
 
-The text model is a Llama, Mistral or Qwen3. --tower: a folder of CLIP or SigLIP, or a LLaVA folder, whose tower is taken. --pixels:
-no tower; features are those of make_image_features.py --pixels, and transformers cannot read the folder. Tensors are copied byte
-for byte. The image token is added to the tokenizer, unless it has one, and to the embedding and the head, as a row of zeros, if these
-have no row for it. The projector is drawn from --seed with the deviation of PyTorch's linear layers. Needs numpy.
+The text model is a Llama, Mistral or Qwen3. --tower: a folder of CLIP or SigLIP, or a LLaVA folder, whose tower is used. --pixels:
+without a tower; features come from make_image_features.py --pixels, and transformers cannot read the folder. Tensors are copied
+byte for byte. The image token is added to the tokenizer, unless it has one. If embedding and head have no row for the token, they
+get a row of zeros. The projector is drawn at random, by --seed, with the standard deviation of PyTorch's linear layers. Needs
+numpy.
 """
 import argparse, json, os, shutil, struct, sys
 
@@ -45,7 +46,7 @@ def write_json(folder, name, value):
 # ---- tensors -------------------------------------------------------------------------------------------------------------------
 
 class Tensor:
-    """dtype and shape of a tensor, and its bytes: count of them in a file from `at` on, then `tail`."""
+    """A tensor: dtype, shape, and its bytes: `count` bytes of a file from `at` on, then `tail`."""
 
     def __init__(self, dtype, shape, path=None, at=0, count=0, tail=b""):
         self.dtype, self.shape, self.path, self.at, self.count, self.tail = dtype, shape, path, at, count, tail
@@ -95,7 +96,7 @@ def write_file(path, tensors):
 
 
 def with_rows(one, rows):
-    """The tensor with zeros as more rows."""
+    """The tensor with additional rows of zeros."""
     more = rows - one.shape[0]
     if more <= 0:
         return one
@@ -105,7 +106,7 @@ def with_rows(one, rows):
 # ---- parts of the model ----------------------------------------------------------------------------------------------------------
 
 def text_files(folder, rows):
-    """The text model's tensors under their names in a LLaVA folder; rows: tokens that the embedding must have."""
+    """The text model's tensors with their names in a LLaVA folder; rows: number of rows that the embedding must have."""
     for found in read_files(folder):
         yield {"language_model." + name: with_rows(one, rows) if name.endswith(ENDS) else one for name, one in found.items()
                if not name.endswith("inv_freq")}
@@ -138,7 +139,7 @@ def tower_config(folder):
 
 
 def projector(width, features, seed):
-    """Two layers with biases, in F32."""
+    """A projector: two layers with biases, in F32."""
     random, made = np.random.default_rng(seed), {}
     for number, inputs in ((1, features), (2, width)):
         for name, shape in (("weight", [width, inputs]), ("bias", [width])):
@@ -148,7 +149,7 @@ def projector(width, features, seed):
 
 
 def add_token(text, folder, output):
-    """The id of the token in the tokenizer, which is copied with it."""
+    """The id of the image token in the tokenizer; copies the tokenizer with this token."""
     tokenizer, config = read_json(folder, "tokenizer.json"), read_json(folder, "tokenizer_config.json", {})
     added = tokenizer.setdefault("added_tokens", [])
     vocab = tokenizer["model"]["vocab"]

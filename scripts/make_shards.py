@@ -3,13 +3,13 @@
 
     python3 scripts/make_shards.py --tokenizer tokenizer.json --eos 50279 --output data/mine docs/*.txt more.jsonl.gz
 
-A .jsonl, .ndjson or .json file has a document in the field "text" of each line. Any other file of text is one document. All may
-be compressed (gzip, bzip2, xz, zstd). "-" is standard input. Standard input and pipes hold lines of JSON if they begin with {,
-else one text. With --skip-bad a line or a file that is an error is left out and counted. Texts are stripped and empty ones
-skipped. The eos token ends each document; no other special token is added. A special token spelled out within a text, such as
+A .jsonl, .ndjson or .json file has a document in the field "text" of each line. Any other file of text is one document. All may be
+compressed (gzip, bzip2, xz, zstd). "-" is standard input. If standard input or a pipe begins with {, it has lines of JSON;
+otherwise it is one text. With --skip-bad a line or a file that is an error is left out and counted. Texts are stripped and empty
+ones skipped. The eos token ends each document; no other special token is added. A special token spelled out within a text, such as
 <|endoftext|>, is text. A text that ends with eos spelled out gets no second one. Next to part-00000.npy, part-00000.csv.gz has a
-row per document: first token, token after the last, id, file, line (from 1). The same files give the same bytes, with any number
-of processes. The script ends with the lines that a configuration needs. Needs the packages tokenizers and numpy. NOTE: the name
+row per document: first token, token after the last, id, file, line (from 1). The same files give the same bytes, with any number of
+processes. The script ends with the lines that a configuration needs. Needs the packages tokenizers and numpy. NOTE: the name
 tokenize.py would hide Python's module of that name.
 """
 import argparse, codecs, json, os
@@ -17,11 +17,11 @@ import argparse, codecs, json, os
 import errors, inputs, shards
 
 np, Bad = shards.np, shards.Bad
-process = argparse.Namespace()      # what work() uses, in each process
+process = argparse.Namespace()      # the state that work() uses, in each process
 
 
 def has_lines(path, first):
-    """first: the first bytes of the file, which tell the kind if there is no name."""
+    """first: the first bytes of the file, which show the kind if there is no name."""
     if os.path.isfile(path):
         return inputs.uncompressed(path).lower().endswith((".jsonl", ".ndjson", ".json"))
     return first.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{")
@@ -52,7 +52,8 @@ def read_file(path, data):
 
 
 def load_tokenizer(path):
-    """For it the name of a special token in a text is ordinary text, so a text about eos does not end there."""
+    """Loads a tokenizer that treats the name of a special token in a text as ordinary text, so that a text about eos does not
+    end there."""
     tokenizer = shards.load_tokenizer(path).tokenizer
     if not hasattr(tokenizer, "encode_special_tokens"):
         raise Bad("this version of tokenizers takes a special token's name in a text for the token; expected 0.15.2 or newer: "
@@ -65,11 +66,11 @@ def start(tokenizer, eos):
     process.tokenizer, process.eos = load_tokenizer(tokenizer), eos
     process.dtype = shards.dtype_name(process.tokenizer)
     process.end = process.tokenizer.id_to_token(eos)
-    process.tokenizer.add_special_tokens([process.end])     # some tokenizer.json do not call it special
+    process.tokenizer.add_special_tokens([process.end])     # some tokenizer.json do not mark it as special
 
 
 def make_document(path, number, data):
-    """(ids, columns of the row); number: of a line, or 0 for a whole file."""
+    """(ids, columns of the row); number: the number of a line; 0: a whole file."""
     name, text = read_line(path, number, data) if number else read_file(path, data)
     where = f"{path}:{number}" if number else path
     ids = shards.encode(process.tokenizer, text.strip().removesuffix(process.end), where).ids
@@ -77,7 +78,7 @@ def make_document(path, number, data):
 
 
 def work(items):
-    """(ids, columns of the row) for each item, or its error."""
+    """(ids, columns of the row) for each item, or the item's error."""
     documents = []
     for item in items:
         try:
@@ -88,7 +89,7 @@ def work(items):
 
 
 def find_eos(tokenizer, eos, path):
-    """The id of --eos, which may be an id or the text of a token."""
+    """The id for --eos, which may be an id or the text of a token."""
     number = int(eos) if eos.isascii() and eos.isdigit() else tokenizer.token_to_id(eos)
     size = shards.vocabulary_size(tokenizer)
     if number is None or number >= size or tokenizer.id_to_token(number) is None:
@@ -114,7 +115,7 @@ def main(arguments=None):
                 for document in documents:
                     if isinstance(document, Bad):
                         skipped.add(document)
-                    elif len(document[0]) > 1:          # more than eos
+                    elif len(document[0]) > 1:          # the document has more tokens than eos
                         output.add([(document[0], None)], document[1])
                 progress.show(position, f"{output.train.documents:,} documents")
         if not output.train.documents + output.val.documents:

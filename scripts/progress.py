@@ -1,4 +1,5 @@
-"""A progress bar on a terminal, for the other scripts: rewritten five times a second, gone at the end; nothing elsewhere."""
+"""A progress bar for the other scripts. On a terminal it is redrawn five times a second, and removed at the end; elsewhere it
+prints nothing."""
 import sys, time
 
 WIDTH, AGAIN = 30, 0.2      # columns of the bar; seconds
@@ -14,7 +15,7 @@ class Progress:
         return self
 
     def show(self, position, what):
-        """position: of the total, in the same unit; what: words for what is done, such as "7 documents"."""
+        """position: current position, in the unit of the total; what: a text about the current state, such as "7 documents"."""
         now = time.monotonic()
         if not self.on or now - self.shown < AGAIN:
             return

@@ -7,10 +7,10 @@
 
 golden writes to tests/golden, or the folder --golden, from fixed seeds on one thread:
 
-    models          models of text, saved by save_pretrained, and for a batch logits, loss, gradients and the losses of 8 AdamW
+    models          text models, saved by save_pretrained, and for a batch: logits, loss, gradients and the losses of 8 AdamW
                     steps: tests/test_parity.c
-    images          the same of models with images, from pixels, with the features of the tower
-    adapters        the same of adapters on each of these models, by PEFT, and the matrices after merge_and_unload
+    images          the same for models with images, from pixels, with the features of the tower
+    adapters        the same for adapters on each of these models, by PEFT, and the matrices after merge_and_unload
     muon            steps of torch.optim.Muon: tests/test_parity.c, tests/test_muon_ranks.c
     continuations   a prompt for each model and its greedy continuation: tests/test_decode.c, tests/test_generate_images.py
     train           a run: tests/test_train_parity.c
@@ -50,7 +50,7 @@ import warnings
 import torch
 import transformers
 
-PARTS = {           # module and function
+PARTS = {           # module and function of each part
     "models": ("reference_golden", "write_models"), "images": ("reference_golden", "write_images"),
     "adapters": ("reference_golden", "write_adapters"), "muon": ("reference_golden", "write_muon"),
     "continuations": ("reference_golden", "write_continuations"), "train": ("golden_train", "write"),

@@ -3,15 +3,15 @@
 NAME/golden.safetensors of a model
     tokens, targets (B, T)     one batch; a target below 0 is masked
     logits (B, T, vocab), loss ()      mean cross entropy over the unmasked targets
-    grad.<tensor>              its gradient
+    grad.<tensor>              the gradient of the loss
     losses (8)                 of 8 AdamW steps on the same batch, each before its update
     adamw (5)                  lr, beta1, beta2, eps, weight decay of those steps; gradients are clipped to norm 1
     features (rows, width)     of images: the tower's, one row for each image token, in the order of the tokens
-    pixels (images, 3, H, W)   what they were made from
-    losses_projector (8)       with only the projector trained, from the same start
+    pixels (images, 3, H, W)   the pictures from which the features were computed
+    losses_projector (8)       losses when only the projector is trained, from the same start
 lora/NAME, saved by PEFT, with random A and B and, where modules_to_save names it, another projector than the base's
     tokens, ..., losses        the same; gradients are those of what is trained, under the names of adapter_model.safetensors
-    trained.<tensor>           its values after the steps
+    trained.<tensor>           values of the trained tensor after the steps
     merged.<tensor>            first and last row of each matrix that training changes, after merge_and_unload of the random ones
 muon/NAME.safetensors, with Muon for the matrices of the blocks and AdamW for all else
     losses (8)
@@ -43,7 +43,7 @@ LR, BETA1, BETA2, EPS, DECAY, CLIP = 1e-2, 0.9, 0.95, 1e-5, 0.1, 1.0
 
 
 def save(tensors, folder, name):
-    """Writes folder/golden.safetensors, and a line of what the script prints."""
+    """Writes folder/golden.safetensors, and prints a line about it."""
     save_file({n: t.contiguous() for n, t in tensors.items()}, f"{folder}/golden.safetensors")
     print(f"{name}: loss {tensors['loss'].item():.4f}, losses", *(f"{x:.3f}" for x in tensors["losses"]), flush=True)
 
@@ -55,7 +55,7 @@ def mean_loss(logits, targets):
 
 
 def parameter_groups(named, decayed=DECAY):
-    """OLMo's groups: norms, biases and the embedding are not decayed."""
+    """OLMo's groups of parameters: norms, biases and the embedding have no weight decay."""
     decay = [p for n, p in named if p.dim() == 2 and "embed_tokens" not in n]
     rest = [p for n, p in named if p.dim() == 1 or "embed_tokens" in n]
     return [{"params": decay, "weight_decay": decayed}, {"params": rest, "weight_decay": 0.0}]
@@ -66,7 +66,7 @@ def adamw(groups):
 
 
 def train(network, batch, parameters, *optimizers):
-    """The losses of the steps, each before it."""
+    """The loss of each step, before its update."""
     losses, parameters = [], list(parameters)
     for _ in range(STEPS):
         loss = mean_loss(forward(network, batch), batch["targets"])
@@ -81,7 +81,7 @@ def train(network, batch, parameters, *optimizers):
 
 
 def train_copy(network, batch, trained=""):
-    """The losses of AdamW, for the parameters with `trained` in their names."""
+    """The losses of AdamW steps that train only the parameters with `trained` in their names."""
     network = copy.deepcopy(network)
     named = [(n, p) for n, p in network.named_parameters() if p.requires_grad and trained in n]
     groups = parameter_groups(named)
@@ -90,11 +90,11 @@ def train_copy(network, batch, trained=""):
     return train(network, batch, in_order, adamw(groups))
 
 
-# What would prove nothing if it did not matter
+# Checks that the cases matter: otherwise the comparison would prove nothing
 
 @torch.no_grad()
 def check_clipping(network, batch, limit):
-    """Asserts that the clamp acts on some of q."""
+    """Asserts that the clamp changes some elements of q."""
     seen = []
     record = lambda module, args, y: seen.append((y.abs() > limit).float().mean())
     hooks = [layer.self_attn.q_proj.register_forward_hook(record) for layer in network.model.layers]
@@ -107,7 +107,7 @@ def check_clipping(network, batch, limit):
 
 @torch.no_grad()
 def check_settings(network, batch, others):
-    """Asserts that each of the other settings, such as another window, changes a logit."""
+    """Asserts that each setting of `others`, such as another window, changes a logit."""
     for change in (change for changes in others for change in changes(network.config)):
         config = type(network.config).from_dict(copy.deepcopy(network.config.to_dict()) | change)
         config._attn_implementation = "eager"
@@ -132,7 +132,7 @@ def check_parameters(network, batch, named, least):
 # The parts
 
 def add_targets(batch):
-    """The next tokens; those of images and the last of a row are masked, and of text one more."""
+    """The next tokens as targets. Image tokens and the last token of a row are masked; in a text model, one more token."""
     tokens = batch["tokens"]
     targets = torch.full_like(tokens, -100)
     targets[:, :-1] = tokens[:, 1:]
@@ -195,14 +195,14 @@ def write_images(root):
 # Adapters
 
 def trained(network):
-    """What is trained of a model with adapters, under the names of adapter_model.safetensors."""
+    """The trained tensors of a model with adapters, with the names of adapter_model.safetensors."""
     return {n.replace(".modules_to_save.default.", ".").replace(".default.", "."): p for n, p in network.named_parameters()
             if p.requires_grad}
 
 
 def add_adapters(network, settings, seed):
-    """A, B that make every adapter matter: it adds half the size of the product of its matrix, which has unit scale; and a
-    projector that is not the base's."""
+    """Sets A and B so that every adapter matters: it adds half the size of the product of its matrix, which has unit scale. Also
+    sets a projector that differs from the base's."""
     import peft
     network = peft.get_peft_model(network, peft.LoraConfig(task_type="CAUSAL_LM", **settings)).eval()
     generator, r = torch.Generator().manual_seed(seed), settings["r"]
@@ -219,7 +219,8 @@ def add_adapters(network, settings, seed):
 
 
 def save_adapters(network, folder):
-    """As PEFT saves them, but without the model card, and with a list of target_modules, a set there, in a fixed order."""
+    """Saves adapters as PEFT does, but without the model card, and with target_modules as a list in a fixed order; PEFT has a
+    set."""
     network.save_pretrained(folder)
     os.remove(f"{folder}/README.md")
     path = f"{folder}/adapter_config.json"
@@ -286,7 +287,7 @@ def matrix(seed, rows, columns):
 
 
 def train_matrix(i, rows, columns, settings, height):
-    """Matrix i after its steps, as matrices of `height` rows."""
+    """Matrix i after its steps, which treat it as matrices of `height` rows."""
     parts = [torch.nn.Parameter(part.clone()) for part in matrix(1000 * i, rows, columns).split(height)]
     muon = torch.optim.Muon(parts, **settings)
     for step in range(STEPS):
@@ -338,8 +339,8 @@ def greedy(network, prompt, pixels=None):
 
 
 def continuation(name, network, pixels=None, enough=NEW):
-    """Of SEEDS prompts the one whose continuation has the most different tokens, or the first with enough: these models soon repeat
-    themselves."""
+    """Of SEEDS prompts, returns the continuation with the most different tokens, or the first one with enough: these models soon
+    repeat themselves."""
     best, most, places = None, 0, 0 if pixels is None else ROWS
     for seed in range(SEEDS):
         generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,5 @@
-"""The small random models on which ./train is compared with other libraries: a table, and how each is made, loaded and computed."""
+"""The small random models on which ./train is compared with other libraries: a table, and functions that make, load and compute
+a model."""
 import json
 import os
 from typing import NamedTuple, Optional
@@ -9,9 +10,9 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 B, T = 2, 16
 IMAGE_TOKEN, SIDE, PATCH = 98, 28, 14
-ROWS = (SIDE // PATCH) ** 2             # of features of an image
+ROWS = (SIDE // PATCH) ** 2             # rows of features of an image
 
-# no pad token: torch gives its row of the embedding no gradient
+# no pad token, because torch gives the pad token's row of the embedding no gradient
 COMMON = dict(num_hidden_layers=2, max_position_embeddings=64, vocab_size=99, initializer_range=0.02, attention_dropout=0.0,
               bos_token_id=None, eos_token_id=0, pad_token_id=None)
 TOWER = dict(hidden_size=24, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2, image_size=SIDE, patch_size=PATCH)
@@ -24,17 +25,17 @@ ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_pro
 class Images(NamedTuple):
     tower: tuple
     strategy: str
-    counts: list            # images in each row of the batch
+    counts: list            # number of images in each row of the batch
     bias: bool = True
 
 
 class Model(NamedTuple):
-    config: str             # a class of transformers
+    config: str             # name of a configuration class of transformers
     settings: dict
     adapters: dict          # settings of peft.LoraConfig
     images: Optional[Images] = None
-    others: tuple = ()      # other settings, each of which must change the logits: functions of the configuration
-    shard: str = "5GB"      # the largest file of weights
+    others: tuple = ()      # other settings, each of which must change the logits; functions of the configuration
+    shard: str = "5GB"      # maximum size of a file of weights
 
 
 def sizes(hidden, mlp, heads, kv_heads, eps=1e-6, tied=False, **more):
@@ -47,12 +48,12 @@ def rope(theta, kind="default", **more):
 
 
 def sliding(config):
-    """A window of one token more and of one less: exactly as many as its name says."""
+    """Windows of one token more and of one token less: the window must have exactly the given size."""
     return [dict(sliding_window=config.sliding_window + more) for more in (1, -1)]
 
 
 def each_rope(config):
-    """Frequencies that are scaled in no layer and in all."""
+    """Frequencies that are scaled in no layer, and frequencies that are scaled in all layers."""
     both = config.rope_parameters
     return [dict(rope_parameters=both | {"full_attention": both["sliding_attention"]}),
             dict(rope_parameters=both | {"sliding_attention": both["full_attention"]})]
@@ -68,7 +69,7 @@ MODELS = {
                                 10000.0, "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                                 original_max_position_embeddings=32)),
                             dict(r=2, lora_alpha=3, target_modules=["q_proj", "v_proj", "down_proj"])),
-    # heads wider together than the model
+    # the heads together are wider than the model
     "llama-head-dim": Model("LlamaConfig", sizes(32, 64, 4, 2, head_dim=16, rope_parameters=rope(500000.0)),
                             dict(r=4, lora_alpha=6, use_rslora=True, target_modules=ALL)),
     # OLMo-1: LayerNorm without weights, q, k and v clamped, tied head
@@ -80,14 +81,14 @@ MODELS = {
     # Mistral v0.1: every layer has a window of 5 tokens, grouped queries
     "mistral": Model("MistralConfig", sizes(32, 48, 4, 2, 1e-5, sliding_window=5, rope_parameters=rope(10000.0)),
                      dict(r=4, lora_alpha=4, target_modules=["k_proj", "o_proj", "up_proj"]), others=(sliding,)),
-    # Mistral since v0.2: no window; here with a head_dim of its own
+    # Mistral since v0.2: no window; here with a separate head_dim
     "mistral-full": Model("MistralConfig", sizes(32, 48, 4, 2, 1e-5, head_dim=16, sliding_window=None,
                                                  rope_parameters=rope(1000000.0)),
                           dict(r=8, lora_alpha=8, use_rslora=True, target_modules=["gate_proj", "q_proj", "k_proj"])),
-    # Qwen3: norms of each head of q and of k, head_dim of its own, grouped queries
+    # Qwen3: norms of each head of q and of k, a separate head_dim, grouped queries
     "qwen3": Model("Qwen3Config", sizes(32, 48, 4, 2, head_dim=16, rope_parameters=rope(1000000.0)),
                    dict(r=4, lora_alpha=8, target_modules=ALL)),
-    # also tied, and a window from the second layer on: full, sliding, sliding
+    # also tied, and with a window from the second layer on: full, sliding, sliding
     "qwen3-tied": Model("Qwen3Config", sizes(32, 48, 4, 2, tied=True, head_dim=16, use_sliding_window=True, sliding_window=5,
                                              max_window_layers=1, rope_parameters=rope(1000000.0)) | dict(num_hidden_layers=3),
                         dict(r=2, lora_alpha=2, target_modules=["k_proj", "v_proj"]), others=(sliding,)),
@@ -103,7 +104,7 @@ MODELS = {
     "olmo3-default": Model("Olmo3Config", sizes(32, 48, 4, 2, sliding_window=5) | dict(num_hidden_layers=4),
                            dict(r=2, lora_alpha=4, use_rslora=True,
                                 target_modules=["v_proj", "o_proj", "gate_proj", "down_proj"]), others=(sliding,)),
-    # the class that transformers takes for a Mistral with layer_types: a window in some layers
+    # the class that transformers uses for a Mistral with layer_types: a window in some layers
     "ministral": Model("MinistralConfig", sizes(32, 48, 4, 2, 1e-5, head_dim=8, sliding_window=5, rope_parameters=rope(10000.0),
                                                 layer_types=["full_attention", "sliding_attention", "sliding_attention"])
                        | dict(num_hidden_layers=3),
@@ -136,7 +137,7 @@ MODELS = {
 
 
 def seed_of(name):
-    """Its number among the models of text, or among those with images."""
+    """The model's number among the text models, or among the models with images."""
     return [n for n in MODELS if bool(MODELS[n].images) == bool(MODELS[name].images)].index(name)
 
 
@@ -156,7 +157,8 @@ def config_of(model, wider=1):
 
 
 def make_network(config, generator):
-    """Weights that make every part of the model matter: unit-scale projections and biases, norm weights that differ from 1."""
+    """A network whose weights make every part of the model matter: projections and biases of unit scale, norm weights that
+    differ from 1."""
     images = hasattr(config, "vision_config")
     network = (AutoModelForImageTextToText if images else AutoModelForCausalLM).from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
@@ -168,7 +170,7 @@ def make_network(config, generator):
 
 
 def make_batch(config, counts, generator, length=T, first=0):
-    """Tokens from `first` on, with the places of images, `counts` in each row; and pixels for these."""
+    """Tokens from `first` on, with `counts` images in each row; and pixels for these images."""
     last = IMAGE_TOKEN if counts else config.vocab_size
     tokens = torch.randint(first, last, (B, length), generator=generator)
     for row, count in enumerate(counts):
@@ -179,7 +181,7 @@ def make_batch(config, counts, generator, length=T, first=0):
 
 
 def load(folder, dtype=torch.float32):
-    """The model of a folder, in which no tensor is missing and none is left over."""
+    """The model of a folder; asserts that no tensor is missing and none is left over."""
     with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
         images = json.load(file)["model_type"] == "llava"
     network, info = (AutoModelForImageTextToText if images else AutoModelForCausalLM).from_pretrained(
@@ -189,13 +191,13 @@ def load(folder, dtype=torch.float32):
 
 
 def forward(network, batch):
-    """Logits."""
+    """The logits of a batch."""
     pictures = {"pixel_values": batch["pixels"]} if "pixels" in batch else {}
     return network(input_ids=batch["tokens"].long(), **pictures).logits
 
 
 def features_of(network, pixels):
-    """As LlavaModel.get_image_features, before the projector."""
+    """The features before the projector, as in LlavaModel.get_image_features."""
     with torch.no_grad():
         layers = network.model.vision_tower(pixels, output_hidden_states=True).hidden_states
     rows = layers[network.config.vision_feature_layer]
@@ -203,7 +205,7 @@ def features_of(network, pixels):
 
 
 def in_files(name):
-    """The name in files of a parameter of a model with images."""
+    """The name that a parameter of a model with images has in files."""
     for tree, file in (("model.language_model.", "language_model.model."), ("lm_head.", "language_model.lm_head."),
                        (f"model.{PROJECTOR}.", f"{PROJECTOR}.")):
         if name.startswith(tree):

@@ -1,4 +1,4 @@
-"""Models and adapters that go from a library through ./train and back, and what must come out."""
+"""Models and adapters go from a library through ./train and back; the functions check the results."""
 import glob
 import json
 import os
@@ -20,7 +20,7 @@ from reference_models import (ALL, IMAGE_TOKEN, MODELS, PROJECTOR, ROWS, config_
 
 LENGTH = 32
 TENSORS = "adapter_model.safetensors"
-# ./train warns: it reads the spelling of transformers 4 as transformers 4 does
+# ./train warns in this case: it reads the spelling of transformers 4 as transformers 4 does
 OTHERWISE = {("Olmo3ForCausalLM", "rope_theta")}
 MADE_ANEW = {"dtype", "torch_dtype", "transformers_version", "_name_or_path", "max_window_layers"}
 ADDED_WITH_IMAGES = {"image_feature_size", "architectures"}
@@ -29,7 +29,7 @@ FORMATS = {
     "fp8-trained": ["fp8", "--scales=trained"], "int8": ["int8"], "int8-bitsandbytes": ["int8", "--layout=bitsandbytes"],
     "int4": ["int4"], "int4-32": ["int4", "--group=32"], "nf4": ["nf4"],
 }
-WIDER = 8                       # so that matrices can be divided into blocks and groups
+WIDER = 8                       # so wide that matrices can be divided into blocks and groups
 UNCODED = ("vision_tower", PROJECTOR, "lm_head")
 
 
@@ -43,8 +43,8 @@ def run(command):
 
 
 def train(options, root, name, folder, rate, steps=1, recipe="f32", more=""):
-    """Steps of the batch in root from `folder`; returns the checkpoint and the loss of the first step. more: further lines of the
-    configuration."""
+    """Trains steps on the batch in `root` from `folder`. Returns the checkpoint and the loss of the first step. more: further
+    lines of the configuration."""
     images = f", image_paths: [{root}/images.npy], image_features: {root}/features" if os.path.exists(f"{root}/features") else ""
     with open(f"{root}/{name}.yaml", "w", encoding="utf-8") as file:
         file.write(f"global_train_batch_size: 2\ndevice_train_microbatch_size: 1\nmax_duration: {steps}\neval_interval: null\n"
@@ -71,7 +71,7 @@ def generate(options, root, folder, prompt):
 
 
 def check_loss(what, loss, logits, batch):
-    """Places of images are no labels."""
+    """Image tokens are no labels."""
     labels = batch["tokens"][:, 1:].flatten().long()
     expected = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).double(), labels,
                                                  ignore_index=IMAGE_TOKEN if "pixels" in batch else -100).item()
@@ -86,7 +86,7 @@ def check_close(what, found, expected):
 # What goes in
 
 def save_tokenizer(folder, size):
-    """One of `size` bytes as tokens; 0 ends a text."""
+    """Saves a tokenizer with `size` bytes as tokens; 0 ends a text."""
     words = ["<eos>"] + sorted(pre_tokenizers.ByteLevel.alphabet())[: size - 1]
     tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -98,7 +98,7 @@ def save_tokenizer(folder, size):
 
 
 def write_data(root, batch, network):
-    """The batch as ./train reads it: tokens; of images the index and the tower's features."""
+    """Writes the batch for ./train: tokens; for images the index and the tower's features."""
     batch["tokens"].numpy().astype("<u2").tofile(f"{root}/tokens.npy")
     if "pixels" not in batch:
         return
@@ -113,7 +113,7 @@ def write_data(root, batch, network):
 
 
 def make(config, counts, root, seed):
-    """A model and a tokenizer as transformers saves them in root/original, and a batch, in `root` as ./train reads it."""
+    """Makes a model and a tokenizer, saved by transformers in root/original, and a batch in `root` for ./train."""
     generator = torch.Generator().manual_seed(seed)
     network = make_network(config, generator)
     network.generation_config = GenerationConfig(eos_token_id=0, do_sample=True, top_p=0.9)
@@ -151,7 +151,8 @@ def check_rounded(folder, exact, dtype):
 
 
 def differences(a, b):
-    """Differences of b from a. Keys that only b has may say that something is absent, such as biases in a class without any."""
+    """Keys whose values in b differ from a. Keys that only b has may say that something is absent, such as biases in a class
+    without them."""
     found = {}
     for key in a.keys() | b.keys():
         x, y = a.get(key), b.get(key)
@@ -208,14 +209,14 @@ def through_transformers(options, name, root):
 # the same for each key of config.json
 
 def honours(key):
-    """Whether ./train does, by its table."""
+    """Whether ./train supports the key, by its table."""
     with open("model/formats/hf_keys.c", encoding="utf-8") as file:
         rows = re.findall(r'{ "(\w+)",\s+(HF_\w+)', file.read())
     return any((key, kind) in rows for kind in ("HF_VALUE", "HF_TOKEN", "HF_ROTATION", "HF_BLOCKS"))
 
 
 def key_models():
-    """config.json of each class as it is, and with another value of one key; by "CLASS KEY"."""
+    """{"CLASS KEY": config.json with another value of this key}; for each class also its unchanged config.json."""
     transformers.utils.logging.set_verbosity(transformers.utils.logging.CRITICAL)
     with open("tests/golden/config_keys.json", encoding="utf-8") as file:
         known = json.load(file)[transformers.__version__]
@@ -242,7 +243,7 @@ def through_keys(options, name, root):
         with write() as file:
             json.dump(config, file)
         before = logits_of(original, batch)
-    except Exception as error:      # for instance sizes that do not match
+    except Exception as error:      # for example because sizes do not match
         return f"transformers: {str(error).splitlines()[0]:.100}"
     try:
         same, loss = train(options, root, "same", original, 0)
@@ -257,7 +258,8 @@ def through_keys(options, name, root):
 # the same in formats with fewer bits
 
 def weight_of(module):
-    """The values with which the library computes, before it rounds them to the type of activations; and whether it has codes."""
+    """The values with which the library computes, before it rounds them to the type of activations; and whether the module has
+    codes."""
     from bitsandbytes.functional import dequantize_4bit, int8_vectorwise_dequant
     from bitsandbytes.nn import Linear4bit, Linear8bitLt
     w = module.weight
@@ -270,7 +272,7 @@ def weight_of(module):
 
 @torch.no_grad()
 def check_weights(form, network, exact):
-    """Compares all weights; matrices of the language model's blocks, and only these, are coded."""
+    """Compares all weights, and checks that only the matrices of the language model's blocks have codes."""
     values, coded, compared = exact.state_dict(), 0, set()
     for path, module in network.named_modules():
         if getattr(module, "weight", None) is None:
@@ -282,7 +284,7 @@ def check_weights(form, network, exact):
         compared.add(path + ".weight")
     assert compared == {n for n in values if n.endswith(".weight")}, f"{form}: {compared}"
     layers = network.config.get_text_config().num_hidden_layers
-    decoded = form == "fp8-deepseek" and not torch.cuda.is_available()         # when it is loaded
+    decoded = form == "fp8-deepseek" and not torch.cuda.is_available()         # transformers decodes the weights when it loads them
     assert coded == 7 * layers or (decoded and coded == 0), f"{form}: {coded} matrices with codes, expected {7 * layers}"
 
 
@@ -309,7 +311,7 @@ def check_format(options, form, checkpoint, root, original, batch):
     for module in network.modules():
         if hasattr(module, "quantization_scheme"):
             module.quantization_scheme.input_activations = None         # activations are not rounded
-    rounds = "bitsandbytes" in form or form == "nf4"                    # activations, always
+    rounds = "bitsandbytes" in form or form == "nf4"                    # these round activations, always
     served = None if rounds else forward(network, batch)    # compressed-tensors decodes weights when they are first needed
     check_weights(form, network, exact)
     tower = tower_of(exact)
@@ -335,7 +337,7 @@ def through_formats(options, name, root):
 # adapters: ./train -> PEFT, PEFT -> ./train
 
 def new_adapters(settings):
-    """The configuration's section for adapters with these settings of PEFT; a regular expression stands for some modules."""
+    """The section of the configuration for adapters with these settings of PEFT; a regular expression selects some modules."""
     modules = settings["target_modules"]
     if modules != "all-linear":
         modules = f"[{', '.join(modules if isinstance(modules, list) else [ALL[0], ALL[2], ALL[3], ALL[6]])}]"
@@ -344,7 +346,7 @@ def new_adapters(settings):
 
 
 def load_adapters(folder):
-    """As PEFT loads them, on the base that the folder names."""
+    """Adapters as PEFT loads them, on the base that the folder names."""
     from peft import PeftModel, get_peft_model_state_dict
     with open(f"{folder}/adapter_config.json", encoding="utf-8") as file:
         base = load(json.load(file)["base_model_name_or_path"])
@@ -361,7 +363,7 @@ def check_tensors(found, expected):
 
 @torch.no_grad()
 def from_train(options, root, original, batch, settings):
-    """Returns how far the adapters move logits."""
+    """Returns how much the adapters change logits."""
     step, _ = train(options, root, "ours", original, 1e-2, 3, more=new_adapters(settings))
     names = load_file(f"{step}/{TENSORS}").keys()
     assert any(PROJECTOR in name for name in names) == ("pixels" in batch) and not any("tower" in name for name in names)
@@ -370,7 +372,7 @@ def from_train(options, root, original, batch, settings):
     moved = (logits - logits_of(original, batch)).abs().max().item()
     assert moved > 0.01, f"the adapters change logits by {moved:.2g} only"
 
-    os.mkdir(f"{root}/bare")           # what is published of a run
+    os.mkdir(f"{root}/bare")           # the files of a run that users publish
     for name in ("adapter_config.json", TENSORS):
         shutil.copy(f"{step}/{name}", f"{root}/bare")
     _, loss = train(options, root, "ours-again", f"{root}/bare", 0)
@@ -380,7 +382,7 @@ def from_train(options, root, original, batch, settings):
 
 @torch.no_grad()
 def from_peft(options, root, original, batch, settings, seed):
-    """Returns the loss."""
+    """Returns the loss of the first step."""
     folder = f"{root}/peft"
     network = add_adapters(load(original), settings, seed)
     network.save_pretrained(folder)

@@ -5,10 +5,10 @@
     python3 scripts/score_captions.py FOLDER --root pictures --shuffled --max-new-tokens=16 test.jsonl more.jsonl
 
 FOLDER is a checkpoint of a model with images. The files hold conversations as for make_chat_shards.py --images; the last answer of
-each is what the model should write. Its own answer is greedy, by ./train --generate. Before they are compared, both lose capital
-letters, punctuation and the articles a, an and the. F1 is the harmonic mean of the shares of tokens that both have, of the one's and
-of the other's tokens. --shuffled also asks with pictures of other conversations: a model that looks at the picture scores less then.
-Options that are not listed below go to ./train unchanged. Needs what generate.py needs with --image.
+each is the reference. The model's answer is greedy, by ./train --generate. Before they are compared, both are converted to small
+letters, without punctuation and the articles a, an and the. F1 is the harmonic mean of precision and recall of the answer's tokens.
+--shuffled also asks with pictures of other conversations: a model that looks at the picture then has lower scores. Options that are
+not listed below go to ./train unchanged. Needs what generate.py needs with --image.
 """
 import argparse, collections, json, random, re, string, sys
 
@@ -16,7 +16,8 @@ import chat_images, chat_schema, continuations, errors, inputs
 from chat_template import ChatTemplate
 from errors import Bad
 
-# where: "file:line"; text: the prompt with one image token for each picture; names: of these; reference: the answer
+# where: "file:line"; text: the prompt with one image token for each picture; names: names of these pictures; reference: the right
+# answer
 Question = collections.namedtuple("Question", "path where text names reference")
 
 
@@ -65,7 +66,8 @@ def make_question(path, where, line, names, template, token):
 
 
 def shuffled(questions, seed):
-    """The questions with pictures of others, as many as their own: each picture, or row of pictures, becomes the same other one."""
+    """The questions with pictures of other questions, the same number for each: each picture, or row of pictures, is always
+    replaced by the same other one."""
     draw, others = random.Random(seed), {}
     for count in sorted({len(one.names) for one in questions}):
         rows = sorted({tuple(one.names) for one in questions if len(one.names) == count})
@@ -79,7 +81,7 @@ def shuffled(questions, seed):
 # ---- the table -----------------------------------------------------------------------------------------------------------------
 
 def ask(args, options, files, pictures, questions):
-    """The model's answers."""
+    """The model's answer to each question."""
     prompts, answers = [], [None] * len(questions)
     for one in questions:
         text, images = pictures.expand(one.text, one.names, one.where)

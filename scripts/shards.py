@@ -1,16 +1,16 @@
 """Shared parts of make_shards.py and make_chat_shards.py: tokenizers, parallel work, writing token shards.
 
-A part of a set of shards has up to three files: NAME.npy, bare little-endian uint16 or uint32 numbers; NAME.csv.gz, a row for
-each document with its first token, the token after its last and more columns; and, for conversations, a mask of one byte for each
-token. Parts for validation are in the folder "val" of the output. A hash of the tokens chooses documents for it: the same
-documents for any order and number of files and processes, both or none of two equal documents, and all or none of one
-conversation.
+A part of a set of shards has up to three files: NAME.npy, bare little-endian uint16 or uint32 numbers; NAME.csv.gz, a row for each
+document with its first token, the token after its last and more columns; and, for conversations, a mask of one byte for each token.
+Parts for validation are in the folder "val" of the output. A hash of the tokens chooses documents for validation. So the choice
+does not depend on the order and number of files and processes; of two equal documents both or none are chosen, and of one
+conversation all documents or none.
 """
 import collections, csv, glob, gzip, hashlib, io, json, os, signal, sys, tempfile
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
-os.environ["TOKENIZERS_PARALLELISM"] = "false"      # replaced by the processes here
+os.environ["TOKENIZERS_PARALLELISM"] = "false"      # the processes of this module replace its threads
 try:
     import numpy as np
     from tokenizers import processors
@@ -41,7 +41,7 @@ def check_arguments(args):
 def run(main):
     """Calls main() and reports an error in one line."""
     if sys.stdout:
-        sys.stdout.reconfigure(errors="backslashreplace")       # names from the input may not be UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")       # names in the input may not be UTF-8
     try:
         errors.run(main, "files that can be read, and an --output that can be written and has room")
     except Bad as problem:
@@ -56,7 +56,7 @@ def run(main):
 
 def load_tokenizer(path):
     """tokenizer_files.load without the post-processor, so that the tokenizer gives the exact characters of each token: the
-    post-processor would leave out spaces (trim_offsets), and does nothing else without special tokens."""
+    post-processor would leave out spaces (trim_offsets), and has no other effect without special tokens."""
     files = tokenizer_files.load(path)
     files.tokenizer.post_processor = processors.Sequence([])
     return files
@@ -80,13 +80,13 @@ def dtype_name(tokenizer):
 # ---- working -----------------------------------------------------------------------------------------------------------------
 
 def start_process(start, arguments):
-    signal.signal(signal.SIGINT, signal.SIG_IGN)    # the first process gets it too, and ends the others
+    signal.signal(signal.SIGINT, signal.SIG_IGN)    # the first process also gets the signal, and ends the others
     start(*arguments)
 
 
 def work_on(batches, work, start, arguments, processes):
-    """(work(items), position) of all batches in order, by that many processes. Each calls start(*arguments) first. Only as many
-    batches are in memory as keep them busy."""
+    """Yields (work(items), position) of all batches in order, computed by `processes` processes. Each process first calls
+    start(*arguments). Memory only has as many batches as the processes need to stay busy."""
     if processes == 1:
         start(*arguments)
         for items, position in batches:
@@ -109,17 +109,17 @@ def work_on(batches, work, start, arguments, processes):
 
 
 def progress_of(paths):
-    """The progress by bytes of the input files, compressed or not."""
+    """Shows the progress, by bytes of the input files, compressed or not."""
     return Progress(sum(map(inputs.size_of, paths)))
 
 
 # ---- writing -----------------------------------------------------------------------------------------------------------------
 
 def gzip_text(path):
-    """The same bytes for the same rows: without the time and the name that gzip adds by default."""
+    """Opens a gzip file that has the same bytes for the same rows: without the time and the name that gzip adds by default."""
     raw = open(path, "wb")
     file = gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0)
-    file.myfileobj = raw        # so that it closes it
+    file.myfileobj = raw        # so that closing `file` also closes `raw`
     return io.TextIOWrapper(file, encoding="utf-8", newline="")
 
 
@@ -127,7 +127,8 @@ IMAGES = "images_part_{:04d}"        # the index of images of a part: data/image
 
 
 class Writer:
-    """Parts of one set of documents. name: file of tokens, with a place for the number; mask_name: file of the mask, or None."""
+    """The parts of one set of documents. name: file of tokens, with a field for the number; mask_name: file of the mask, or
+    None."""
 
     def __init__(self, folder, name, mask_name, dtype, max_tokens, features=None):
         self.folder, self.name, self.mask_name, self.dtype, self.max_tokens = folder, name, mask_name, dtype, max_tokens
@@ -147,8 +148,8 @@ class Writer:
             self.files[-1].write(self.features.id.to_bytes(8, "little"))
 
     def add(self, ids, mask, columns, images=()):
-        """A document: its ids, its mask of bools (None: no mask), what its row says after start and end, and the numbers of its
-        pictures among the features."""
+        """Adds a document: its ids, its mask of bools (None: no mask), the columns of its row after start and end, and the
+        numbers of its pictures among the features."""
         if self.files and self.part_tokens + len(ids) > self.max_tokens:
             self.close()
         if not self.files:
@@ -174,7 +175,7 @@ class Writer:
 
 
 def one_line(column):
-    """A name that a row can hold: odd characters and ends of lines are replaced."""
+    """A name that a row can contain: control characters and line ends are replaced."""
     return " ".join(column.split("\n")).encode(errors="replace").decode() if isinstance(column, str) else column
 
 
@@ -201,8 +202,8 @@ class Output:
         self.unfinished.cleanup()
 
     def add(self, documents, columns):
-        """documents: [(ids, mask or None)] that stay together, as in a conversation; the hash of the first decides. With features
-        also the numbers of the pictures of each."""
+        """Adds documents [(ids, mask or None)] that stay together, for example of a conversation; the hash of the first decides
+        for all. With features, each also has the numbers of its pictures."""
         chance = int.from_bytes(hashlib.blake2b(documents[0][0].tobytes(), digest_size=8).digest(), "little") / 2**64
         for ids, mask, *images in documents:
             (self.val if chance < self.fraction else self.train).add(ids, mask, columns, *images)
@@ -229,7 +230,7 @@ class Output:
 
 
 def paths_yaml(writer, folder):
-    """'paths: [...]' and, where there are masks, 'label_mask_paths: [...]': patterns, in which the folder's name is no pattern."""
+    """'paths: [...]' and, if there are masks, 'label_mask_paths: [...]'. The values are patterns; the folder's name is escaped."""
     folder = glob.escape(folder.replace("\\", "\\\\"))
     for key, name in (("paths", writer.name), ("label_mask_paths", writer.mask_name),
                       ("image_paths", writer.features and IMAGES)):
@@ -240,7 +241,7 @@ def paths_yaml(writer, folder):
 
 
 def yaml_lines(output, model, data):
-    """The lines that a configuration needs to train on the output; model, data: more keys of these sections."""
+    """The lines that a configuration needs to train on the output; model, data: further keys of these sections."""
     lines = ["model: {" + ", ".join(f"{key}: {value}" for key, value in model.items()) + "}", "data:"]
     lines += ["  " + line for line in [*paths_yaml(output.train, output.folder), *(f"{key}: {value}" for key, value in data.items())]]
     if output.val.documents:

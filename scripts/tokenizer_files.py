@@ -1,6 +1,6 @@
 """The tokenizer of a model folder, with the tokens that are not in tokenizer.json, combined as in transformers 5: those of
-added_tokens_decoder in tokenizer_config.json or, in older folders, of added_tokens.json and special_tokens_map.json. A token that
-these call special, or that has a name there (eos_token), is special. Needs the package tokenizers."""
+added_tokens_decoder in tokenizer_config.json or, in older folders, of added_tokens.json and special_tokens_map.json. A token is
+special if these files call it special, or give it a name (eos_token). Needs the package tokenizers."""
 import collections, json, os, sys
 
 from errors import Bad
@@ -12,13 +12,13 @@ except ImportError as problem:
 
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
-# tokenizer; config: the merged keys of the files; named: {"eos_token": text}; special: texts of special tokens, added: of all added
-# ones that are more than space, both the longest first; invented: texts that files name, but that have no id in any
+# tokenizer; config: the merged keys of the files; named: {"eos_token": text}; special: texts of special tokens; added: texts of all
+# added tokens that are more than space; both lists have the longest text first; invented: texts that files name without an id
 Files = collections.namedtuple("Files", "tokenizer config named special added invented")
 
 
 def read_json(path):
-    """The object in the file; {} if there is no such file, or no object in it."""
+    """The object in the file; {}: there is no such file, or no object in it."""
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
@@ -30,7 +30,7 @@ def read_json(path):
 
 
 def read_config(folder):
-    """The keys of tokenizer_config.json; without added_tokens_decoder those of special_tokens_map.json replace them."""
+    """The keys of tokenizer_config.json. Without added_tokens_decoder, the keys of special_tokens_map.json replace them."""
     config = read_json(os.path.join(folder, "tokenizer_config.json"))
     if "added_tokens_decoder" not in config:
         config.update(read_json(os.path.join(folder, "special_tokens_map.json")))
@@ -38,13 +38,13 @@ def read_config(folder):
 
 
 def text_of(token):
-    """The text of a token: files have a text, or an object with content and flags."""
+    """The text of a token: in files, a token is a text, or an object with content and flags."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) and text else None
 
 
 def name_tokens(config):
-    """{"eos_token": text}: tokens that a template may call by name."""
+    """{"eos_token": text}: tokens that a template may use by name."""
     extra = config.get("extra_special_tokens")
     named = {key: value for key, value in config.items() if key.endswith("_token")}
     return {key: text_of(value) for key, value in {**named, **(extra if isinstance(extra, dict) else {})}.items() if text_of(value)}
@@ -57,7 +57,7 @@ def read_extra(config):
 
 
 def read_added(folder, config, special):
-    """[(id, token)] of added_tokens_decoder or, in folders without, of added_tokens.json."""
+    """[(id, token)] of added_tokens_decoder; in folders without it, of added_tokens.json."""
     path, found = os.path.join(folder, "tokenizer_config.json"), config.get("added_tokens_decoder")
     if found is None:
         path = os.path.join(folder, "added_tokens.json")
@@ -72,11 +72,11 @@ def read_added(folder, config, special):
 
 
 def add_tokens(tokenizer, folder, config):
-    """Adds all of them to the tokenizer; returns the texts that have an id in no file."""
+    """Adds all of these tokens to the tokenizer. Returns the texts that have an id in no file."""
     special = list(dict.fromkeys([*name_tokens(config).values(), *read_extra(config)]))
     path, added = read_added(folder, config, special)
     flags = {token.content: repr(token) for token in tokenizer.get_added_tokens_decoder().values()}
-    old = "added_tokens_decoder" not in config              # then tokenizer.json takes precedence
+    old = "added_tokens_decoder" not in config              # in this case tokenizer.json takes precedence
     tokenizer.add_tokens([token for _, token in added if (token.content not in flags if old else
                                                           flags.get(token.content) != repr(token))])
     for id, token in added:
@@ -101,13 +101,13 @@ def load(path):
                   "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)")
     try:
         tokenizer = Tokenizer.from_file(path)
-    except Exception as problem:        # tokenizers raises nothing more exact
+    except Exception as problem:        # tokenizers raises only the class Exception
         raise Bad(f"{path}: {problem}; expected a tokenizer.json")
     tokenizer.no_truncation()
     tokenizer.no_padding()
     config = read_config(folder) if folder else {}
     invented = add_tokens(tokenizer, folder, config) if folder else set()
-    if config.get("split_special_tokens"):              # then a special token spelled out in a text is text
+    if config.get("split_special_tokens"):              # then a special token spelled out in a text is ordinary text
         tokenizer.encode_special_tokens = True
     tokens = list(tokenizer.get_added_tokens_decoder().values())
     longest_first = lambda some: tuple(sorted({token.content for token in some}, key=lambda text: (-len(text), text)))

@@ -9,8 +9,8 @@
 Each RUN is a save_folder; its metrics.jsonl is followed and need not exist yet. --serve needs only Python. --to sends all numbers
 under their names in the file (OLMo's names) until it is stopped (Ctrl-C, SIGTERM); with --once it sends what is in the file and
 ends. Started again, it continues where it stopped. It sends a step when a later one begins, since statistics and evaluations may
-follow; stopping sends the last step too. If a run goes back to an earlier step, TensorBoard drops the steps that are written
-again. The others cannot do that, and get a new run of the same group, RUN-from-STEP.
+follow; stopping sends the last step too. If a run goes back to an earlier step, TensorBoard drops the steps that are written again.
+Weights & Biases and Trackio cannot do this, and get a new run of the same group, RUN-from-STEP.
 """
 import argparse, os, signal, sys, threading
 
@@ -22,7 +22,7 @@ POLL_SECONDS = 1
 
 
 def name_runs(folders):
-    """The last part of each path, or as many parts as make them different."""
+    """The last component of each path, or as many components as make the names different."""
     parts = [os.path.abspath(folder).split(os.sep) for folder in folders]
     if len(set(map(tuple, parts))) < len(parts):
         sys.exit("error: the same RUN is given twice")

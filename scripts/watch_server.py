@@ -1,8 +1,8 @@
-"""The server of watch.py --serve. It serves watch.html, which asks for /data at intervals, and nothing else, and only to this
-machine. From another machine: ssh -L 8765:localhost:8765 HOST."""
+"""The server of watch.py --serve. It only serves watch.html, and /data, for which watch.html asks at intervals. It only answers
+this machine. From another machine: ssh -L 8765:localhost:8765 HOST."""
 import gzip, http.server, json, os, sys, threading, time, urllib.parse
 
-POINTS = 512        # a curve has up to twice as many
+POINTS = 512        # a curve has up to twice as many points
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 HEADERS = {
     "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer",
@@ -17,7 +17,8 @@ SHOWN = {
 
 
 def is_number(value):
-    """Whether sums of the value stay finite. JSON has neither NaN nor infinity: with one of them no browser could read any run."""
+    """Whether sums with the value stay finite. JSON has neither NaN nor infinity: no browser could read an answer that contains
+    one."""
     return isinstance(value, (int, float)) and abs(value) < 1e300
 
 
@@ -36,7 +37,7 @@ def shown(record):
 
 
 class Curve:
-    """Mean, minimum and maximum of every `stride` values; too many buckets are merged in pairs."""
+    """Mean, minimum and maximum of every `stride` values. If there are too many buckets, they are merged in pairs."""
 
     def __init__(self):
         self.stride, self.buckets = 1, []       # a bucket: count, sum of steps, sum of values, least, greatest
@@ -69,7 +70,8 @@ class Run:
         self.curves, self.step, self.tokens, self.skipped, self.changed = {}, 0, 0, 0, None
 
     def poll(self):
-        """Reads new lines; after a step back all lines, since buckets cannot be split. Returns whether there may be more."""
+        """Reads new lines; after a step back all lines, because buckets cannot be split. Returns whether there may be more
+        lines."""
         records, void = self.follower.poll()
         if void is not None:
             self.follower.forget_from(0)
@@ -98,7 +100,7 @@ class Page(http.server.BaseHTTPRequestHandler):
     server_version = "coat.c"
 
     def do_GET(self):
-        """NOTE: another name in Host comes from a site that makes the browser read this page for it (DNS rebinding)."""
+        """NOTE: another name in Host comes from a site that lets the browser read this page for it (DNS rebinding)."""
         address = urllib.parse.urlsplit(self.path)
         if self.headers.get("Host", "").rsplit(":", 1)[0] not in LOCAL:
             self.answer(403, "text/plain", b"open http://localhost\n")
@@ -136,7 +138,7 @@ class Server(http.server.ThreadingHTTPServer):
             self.page = file.read()
 
     def data(self, query):
-        """All curves; or only the time since the last line, if the browser has this version of the curves."""
+        """All curves; only the time since the last line if the browser already has this version of the curves."""
         with self.lock:
             while any([run.poll() for run in self.runs]):
                 pass

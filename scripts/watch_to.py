@@ -12,14 +12,14 @@ def need(module, package):
 
 
 def numbers(record):
-    """Its metrics that are numbers. Lists, which are counts of groups, are left out; null (not finite) becomes NaN."""
+    """The metrics of a record that are numbers. Lists, which are counts of groups, are left out; null (not finite) becomes NaN."""
     return {name: math.nan if value is None else float(value) for name, value in record.items()
             if name not in ("step", "time") and (value is None or isinstance(value, (bool, int, float)))}
 
 
 def read_config(folder):
     try:
-        import yaml         # comes with wandb and trackio
+        import yaml         # wandb and trackio install it
         with open(os.path.join(folder, "config.yaml"), encoding="utf-8") as file:
             return yaml.safe_load(file)
     except (ImportError, OSError, ValueError):
@@ -27,8 +27,8 @@ def read_config(folder):
 
 
 class TensorBoard:
-    """Event files, by TensorBoard's own writer."""
-    takes_late = True       # more of a step that it has
+    """Writes event files with TensorBoard's own writer."""
+    takes_late = True       # accepts later metrics of a step that was sent already
 
     def __init__(self):
         need("tensorboard", "tensorboard")
@@ -37,8 +37,8 @@ class TensorBoard:
         self.summary = need("tensorboard.compat.proto.summary_pb2", "tensorboard").Summary
 
     def open(self, sender, new):
-        """NOTE: readers take files in the order of their names, which begin with the time in seconds. Events that a killed process
-        wrote but did not note are purged."""
+        """NOTE: readers take files in the order of their names, which begin with the time in seconds. Events that a killed
+        process wrote but did not record in watch.index are purged."""
         while any(name >= f"events.out.tfevents.{int(time.time())}"
                   for name in os.listdir(sender.folder) if name.startswith("events.")):
             time.sleep(0.1)
@@ -47,7 +47,7 @@ class TensorBoard:
         return file
 
     def purge(self, file, step):
-        """Readers drop earlier events of this step and later steps."""
+        """Makes readers drop earlier events of this step and of later steps."""
         start = self.event.SessionLog(status=self.event.SessionLog.START)
         file.add_event(self.event.Event(wall_time=time.time(), step=step, session_log=start))
 
@@ -70,7 +70,7 @@ class TensorBoard:
 
 
 class InParts:
-    """Programs whose runs only go forward: steps that a run writes again after going back become a run of their own."""
+    """Programs whose runs only go forward: steps that a run writes again, after going back, become a separate run."""
 
     def rewind(self, sender, run, step):
         self.close(run)
@@ -100,7 +100,7 @@ class WeightsAndBiases(InParts):
         run.log(values, step=step)
 
     def last_step(self, sender, run):
-        """Offline each process has a folder of its own, without the data of earlier processes."""
+        """Offline, each process has its own folder, without the data of earlier processes."""
         return None if run.offline or run.starting_step == 0 else run.starting_step - 1
 
 
@@ -111,7 +111,7 @@ class Trackio(InParts):
         self.trackio = need("trackio", "trackio")
 
     def open(self, sender, new):
-        """Outside any context: one would belong to an earlier run of this process, and end it."""
+        """Opens a run outside any context: a context would belong to an earlier run of this process, and end that run."""
         import contextvars
         return contextvars.Context().run(
             self.trackio.init, project=sender.options.project, name=sender.part["name"], group=sender.name,
@@ -121,7 +121,8 @@ class Trackio(InParts):
         run.log(values, step=step)
 
     def last_step(self, sender, run):
-        """It writes in a process of its own: after we were killed it may have less than we sent."""
+        """The last step in the program, which writes in its own process: after this process was killed, it may have less than
+        was sent."""
         from trackio.sqlite_storage import SQLiteStorage
         return SQLiteStorage.get_max_step_for_run(run.project, run.name, run_id=run.id)
 
@@ -130,8 +131,8 @@ WRITERS = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "trackio": Tra
 
 
 class Sender:
-    """Sends one run to one program. Its folder remembers what was sent: watch.index has end, step and CRC of each line of
-    metrics.jsonl, watch.json the name and id of the run in the program."""
+    """Sends one run to one program. Its folder records what was sent: watch.index has end, step and CRC of each line of
+    metrics.jsonl; watch.json has the name and id of the run in the program."""
 
     def __init__(self, writer, run, name, options):
         self.writer, self.run, self.name, self.options = writer, run, name, options
@@ -142,7 +143,7 @@ class Sender:
             sys.exit(f"error: {self.folder}: {error.strerror}; --folder writes elsewhere")
         self.follower = metrics.Follower(run)
         self.waiting = []               # records of the last step
-        self.saved = 0                  # lines in watch.index
+        self.saved = 0                  # number of lines in watch.index
         new = not self.load()
         self.next_step = self.follower.steps[-1] + 1 if self.follower.steps else 0
         self.target = writer.open(self, new)
@@ -151,8 +152,9 @@ class Sender:
             self.follower.forget_step(last + 1)
             self.next_step = last + 1
             self.save_index()
-        self.done = max(self.next_step - 1, -1 if last is None else last)           # the last step that the program has,
-        self.unnoted = self.done if self.done >= self.next_step else -1             # and that, if watch.index does not say so
+        self.done = max(self.next_step - 1, -1 if last is None else last)           # the last step that the program has
+        # the same step, if watch.index does not record it
+        self.unnoted = self.done if self.done >= self.next_step else -1
 
     def path(self, name):
         return os.path.join(self.folder, name)
@@ -164,7 +166,7 @@ class Sender:
         os.replace(self.path("watch.json.tmp"), self.path("watch.json"))
 
     def load(self):
-        """Returns false if nothing was sent before."""
+        """Returns false if no data was sent before."""
         f = self.follower
         try:
             with open(self.path("watch.json"), encoding="utf-8") as file:
@@ -179,7 +181,7 @@ class Sender:
             return False
 
     def save_index(self, lines=None):
-        """`lines`: how many were sent; default: all that were read."""
+        """`lines`: number of lines that were sent; default: all lines that were read."""
         f = self.follower
         lines = len(f.ends) if lines is None else lines
         with open(self.path("watch.index"), "ab") as file:
@@ -189,7 +191,7 @@ class Sender:
         self.saved = lines
 
     def send(self):
-        """Sends new records except those of the last step. Returns whether there may be more."""
+        """Sends new records, except those of the last step. Returns whether there may be more."""
         records, void = self.follower.poll()
         if void is not None:
             self.go_back(void)
@@ -212,7 +214,7 @@ class Sender:
         self.waiting = []
 
     def go_back(self, step):
-        """Records of `step` and later ones that were sent are void."""
+        """Declares that records of `step` and of later steps, which were sent, are void."""
         self.waiting = [record for record in self.waiting if record["step"] < step]
         if step <= self.done:
             print(f"{self.name}: the run went back to step {step - 1}", flush=True)

@@ -384,7 +384,7 @@ TEST(test_errors)
     write_index("b.index", ID + 1, shown, 3);
     fails(&spec, "was made for features with the id 0123456789abcdf0, but");
     write_file(in("b.index"), tokens, 11);
-    fails(&spec, "has 11 bytes; expected 8 and 4 for each image");
+    fails(&spec, "has 11 bytes; expected 8 bytes, and 4 bytes for each image");
     write_index("b.index", ID, shown, 3);
     spec.num_paths = 2;
     fails(&spec, "data.image_paths names 1 files, data.paths 2");
@@ -426,9 +426,9 @@ TEST(test_tower)
         if (own == 0xab)
             loader_close(loader_open(&spec, 3, 0, 1));
         else
-            fails(&spec, "features.json: these are features of a vision tower with other weights "
-                         "(00000000000000ab) than that of "
-                         "runs/LLaVA (00000000000000ac). Make them again with that folder: "
+            fails(&spec, "features.json: the features were made with a vision tower whose "
+                         "weights (00000000000000ab) differ from the tower of "
+                         "runs/LLaVA (00000000000000ac). Make the features again: "
                          "scripts/make_image_features.py");
     }
     tower = "null";

@@ -458,10 +458,11 @@ TEST(test_gaps_in_metadata)
         assert_null(strstr(said, "in no document"));
         write_bytes("a.csv.gz", "", 0, gap, sizeof gap - 1);
         assert_int_equal(run_child(said, sizeof said, read_all, &spec), 0);
-        assert_says(said,
-                    "warning: data.paths: by the metadata, 8 of 24 tokens are in no document");
-        assert_says(said,
-                    best_fit ? "they are not trained on" : "packing concat still trains on them");
+        assert_says(
+            said,
+            "warning: data.paths: according to the metadata, 8 of 24 tokens are in no document");
+        assert_says(said, best_fit ? "does not train on these tokens"
+                                   : "data.packing concat trains on these tokens");
     }
 }
 

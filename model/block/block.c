@@ -1,12 +1,12 @@
 /* One transformer block, forward and backward: COAT's precision flow [arXiv 2410.19313, sec. 4].
- * The formats are the recipe's (activations.h); the text is the same for all.
+ * The recipe chooses the formats (activations.h); this code is the same for all recipes.
  *
  *     r1 = r0 + Wout Attention(Norm(r0))            r0 = a->attn_res, r1 = a->mlp_res
  *     r2 = r1 + Wdown SwiGLU(Norm(r1))              r2 = next->attn_res
  *
- * Where the norms are, and what ranks exchange there, is branch.h's. An operation whose output is
- * its input's memory does nothing (quantize) or works in place, so a recipe that stores two of
- * these tensors alike pays for one. */
+ * branch.h places the norms and the exchanges between ranks. If the output of an operation is the
+ * memory of its input, the operation does nothing (quantize) or works in place. So a recipe that
+ * stores two of these tensors in one format pays for one tensor. */
 #include "model/block/block.h"
 
 #include "model/block/attend.h"
@@ -18,7 +18,7 @@ static const LoraProduct NO_PRODUCT = { 0 };
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
-/* has_output: attn_saved holds the attention's output already. */
+/* has_output: attn_saved already holds the output of attention. */
 static void forward_attention(const Block *b, bool has_output)
 {
     const Acts *a = b->a;
@@ -35,8 +35,8 @@ static void forward_attention(const Block *b, bool has_output)
     branch_leave(b, &s, a->attn_operand);
 }
 
-/* From the MLP's input to the operand of its last layer; returns the branch. One kernel for both operations may leave
- * gate_up_raw unwritten. */
+/* Computes the operand of the MLP's last layer from the MLP's input; returns the branch. If one
+ * kernel computes both operations, gate_up_raw may stay unwritten. */
 static Branch forward_to_act(const Block *b)
 {
     const Acts *a = b->a;
@@ -64,8 +64,8 @@ void block_forward(const Stream *stream, const UnitTensors *w, const Acts *a, co
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* Computes the gradient of gate and up from the gradient of the MLP's output. The gradient dact in
- * between may stay unwritten. Recomputes what the recipe does not keep of act. */
+/* Computes the gradient of gate and up from the gradient of the MLP's output. The gradient dact of
+ * their product may stay unwritten. Recomputes the parts of act that the recipe does not keep. */
 static void swiglu_to_gate_up(const Block *b, const LinearLayer *down, Tensor dy)
 {
     const Acts *a = b->a;
@@ -87,7 +87,7 @@ static void backward_mlp(const Block *b)
     branch_enter_backward(b, &s, b->a->dgate_up, down, true, &attention);
 }
 
-/* Backward of the MLP, tile by tile, with what backward recomputes. */
+/* Backward of the MLP, tile by tile; first recomputes what backward reads. */
 static void backward_mlp_tiles(const Block *b)
 {
     for (Tile t = { 0 }; tile_next(&t, b);) {
@@ -99,8 +99,9 @@ static void backward_mlp_tiles(const Block *b)
     }
 }
 
-/* What attention and the output projection read in backward: q, k and v as attention read them,
- * its output, and of the projection's operand the transpose if a gradient reads it. */
+/* Recomputes what attention and the output projection read in backward: the q, k and v that
+ * attention read, the output of attention, and the projection's operand. transposed: a gradient
+ * reads the transpose of this operand. */
 static void recompute_attention(const Block *b, bool transposed)
 {
     const Acts *a = b->a;
@@ -116,8 +117,8 @@ static void recompute_attention(const Block *b, bool transposed)
     }
 }
 
-/* The gradient of the output projection's adapter A reads attn_out, which attention's backward
- * needs anyway; attn_operand would have to be encoded again. */
+/* The gradient of the output projection's adapter A reads attn_out, which the backward of attention
+ * needs anyway. Otherwise attn_operand would have to be encoded again. */
 static void backward_attention(const Block *b, BackwardStep step)
 {
     const Acts *a = b->a;

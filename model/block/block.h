@@ -3,7 +3,8 @@
 #include "model/shape/buffers.h"
 #include "model/shape/units.h"
 
-/* From the stream a->attn_res to next->attn_res; what the recipe keeps is in a. */
+/* Computes the stream next->attn_res from a->attn_res. Saves in `a` the tensors that the recipe
+ * keeps. */
 void block_forward(const Stream *stream, const UnitTensors *w, const Acts *a, const Acts *next);
 
 /* On entry stream->work.dres is dLoss/d(next->attn_res), on return, if step.needs_dx,

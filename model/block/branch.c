@@ -5,7 +5,8 @@
 
 static const Tensor NONE = { 0 };
 
-/* Pre-norm branches read the stream's gradient as it is; with norm_after a norm comes first. */
+/* Whether tensor ranks gather the gradient of the stream itself. Pre-norm branches read this
+ * gradient; with norm_after, the backward of a norm comes first. */
 static bool gathers_stream(const Stream *stream)
 {
     return stream->tensor_ranks > 1 && !stream->config->norm_after;
@@ -45,15 +46,15 @@ Branch branch_mlp(const Block *b)
                      .foresees = gathers_stream(b->stream) };
 }
 
-/* y = [residual +] the norm of the stream, which is saved as x; the recipe says whether forward
- * sees the rounding of x. */
+/* y = [residual +] the norm of the stream, which is saved as x. The recipe says whether forward
+ * reads the rounded x. */
 static void norm(const Block *b, const Branch *s, Tensor y, Tensor res, Tensor residual)
 {
     norm_forward(y, s->x, s->stats, res, s->norm, residual, b->stream->config->norm,
                  b->stream->recipe.forward);
 }
 
-/* With norm_after, backward does not recompute h, so forward keeps all rows of h. */
+/* With norm_after, backward does not recompute h; so forward keeps all rows of h. */
 Tensor branch_enter(const Block *b, const Branch *s)
 {
     const Stream *stream = b->stream;
@@ -127,15 +128,15 @@ Tensor branch_leave_backward(const Block *b, const Branch *s)
     return b->work->dy;
 }
 
-/* On one rank they come at once, which frees memory. */
+/* on one rank the weight gradients are computed at once, which frees memory */
 void branch_last_dw(const Block *b, LinearGrad last)
 {
     if (b->stream->tensor_ranks == 1)
         linear_dw(last);
 }
 
-/* dres += the branch's part, from the gradient of the first layer's output: through the layer, then
- * through the norm. */
+/* Adds the branch's part to dres, from the gradient of the first layer's output: through that
+ * layer, then through the norm. */
 static void stream_backward_begin(const Block *b, const Branch *s, Tensor dy)
 {
     const bool after = b->stream->config->norm_after;

@@ -8,8 +8,8 @@
 
 static const Tensor NONE = { 0 };
 
-/* An upper bound of a logit's gradient, scale * |(1 + 2 z_weight z) p - [target]|, for |z| <=
- * 1024. */
+/* An upper bound of a logit's gradient, scale * |(1 + 2 z_weight z) p - [target]|, for |z| <= 1024,
+ * where z is the log of the softmax's denominator. */
 static float largest_dlogit(float scale, float z_weight)
 {
     return scale * (1 + 2 * z_weight * 1024);
@@ -26,7 +26,7 @@ static void chunk_backward_fp8(Model *m, int n, Tensor logits, Tensor h, Tensor 
     cross_entropy_codes(dlogits, largest_dlogit(scale, z_weight), logits, m->losses + n,
                         m->losses + m->text.N + n, m->targets + n, m->text.config->vocab_size,
                         scale, z_weight);
-    /* not fast: a sum over the vocabulary is too long for short accumulators */
+    /* not fast: a sum over the vocabulary has too many terms for short accumulators */
     if (needs_dx)
         matmul_dx(tensor_rows(own_rows(&m->text, m->text.work.dh), n, logits.rows),
                   tensor_rows(dlogits, 0, logits.rows), m->head_w, false);
@@ -41,9 +41,9 @@ static void chunk_backward_fp8(Model *m, int n, Tensor logits, Tensor h, Tensor 
     matmul_dw(dweight, transposed, head_h);
 }
 
-/* Final norm, head and loss, a chunk of tokens at a time, so that all (N, V) logits never exist
- * together. With `backward` the gradient overwrites the chunk's logits in place, and work.dh gets
- * dLoss/d(final_h). */
+/* Final norm, head and loss, a chunk of tokens at a time, so that the logits (N, V) of all tokens
+ * never exist together. With `backward`, the gradient of a chunk overwrites the chunk's logits, and
+ * work.dh gets dLoss/d(final_h). */
 void head_losses(Model *m, ParamStore *store, float scale, float z_weight, bool backward)
 {
     const bool tied = m->text.config->weight_tying;
@@ -57,7 +57,7 @@ void head_losses(Model *m, ParamStore *store, float scale, float z_weight, bool 
     UnitTensors none = { 0 }, *dw = backward ? fsdp_grads(store, head_unit) : &none,
                 *dnorm = backward ? fsdp_grads(store, last) : &none;
     Tensor weight = tied ? hw->embed : hw->head, *dweight = tied ? &dw->embed : &dw->head;
-    /* something below the head is trained */
+    /* a unit below the head is trained */
     const bool needs_dx = backward && (store->first_trained < last || dnorm->norm.data);
     const bool fp8 = backward && format_is_fp8(m->text.recipe.head);
 
@@ -83,7 +83,7 @@ void head_losses(Model *m, ParamStore *store, float scale, float z_weight, bool 
             if (backward)
                 matmul_dw(*dweight, logits, h);
         }
-        /* the next chunk accumulates, and so does a tied embedding */
+        /* the next chunk adds to the gradient, and so does a tied embedding */
         dweight->empty = false;
     }
     if (needs_dx)

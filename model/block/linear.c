@@ -36,7 +36,7 @@ static LinearParams params_of(const Stream *stream, const UnitTensors *w, Linear
     return p;
 }
 
-/* With tensor ranks the xa of a branch's two layers exist at the same time. */
+/* With tensor ranks, the xa of both layers of a branch exist at the same time. */
 static Tensor dxa_of(const Block *b, Linear l)
 {
     const Tensor all = b->work->dxa, xa = acts_xa(b->a, l);
@@ -71,7 +71,7 @@ bool linear_trains_matrix(const LinearLayer *l)
     return is_trained(l->dw.matrix);
 }
 
-/* The matrix as forward multiplies x with it. */
+/* The matrix in the form that forward multiplies. */
 static Tensor forward_matrix(const LinearLayer *l, Tensor x)
 {
     if (!x.channel)
@@ -86,8 +86,8 @@ void linear_recompute_xa(const LinearLayer *l, Tensor x)
         lora_narrow(l->xa, x, l->w.a, l->scale);
 }
 
-/* The adapter's part is written first, and the base's GEMM adds to it. In the other order
- * lora_widen would read y; a GEMM reads what it adds while it multiplies. */
+/* The adapter's product is written first, and the base's GEMM adds to it. In the other order,
+ * lora_widen would have to read y; a GEMM reads its addend while it multiplies. */
 void linear(const LinearLayer *l, Tensor y, Tensor x, Tensor add)
 {
     if (linear_has_adapter(l)) {

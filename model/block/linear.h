@@ -2,11 +2,11 @@
 #pragma once
 #include "model/shape/buffers.h"
 
-/* A block at work on the tokens of a micro-batch, or on a tile of them. */
+/* A block at work on all tokens of a micro-batch, or on a tile of them. */
 typedef struct {
     const Stream *stream;
     const UnitTensors *w, *dw;   /* weights; in backward their gradients */
-    const Acts *a, *next;        /* this block's activations, and the next one's */
+    const Acts *a, *next;        /* this block's activations, and the next block's */
     const BackwardScratch *work; /* backward only */
 } Block;
 
@@ -21,35 +21,37 @@ typedef struct {
 /* A linear layer at work: y = x matrix^T [+ bias] [+ scale * (x a^T) b^T]. */
 typedef struct {
     LinearParams w, dw;
-    Tensor xa, dxa; /* xa = scale * x a^T, and its gradient; no tensors without an adapter */
+    Tensor xa, dxa; /* xa = scale * x a^T, and its gradient; without an adapter they have no data */
     float scale;
-    Tensor folded; /* buffer for the matrix with the inverse factors of its operand's columns */
+    /* buffer for the matrix, multiplied by the inverse factors of its operand's columns */
+    Tensor folded;
 } LinearLayer;
 
 LinearLayer linear_layer(const Block *b, Linear l);
 
-/* An FP8 operand without its transpose, as forward reads it; and with only its transpose, as
- * backward reads it. */
+/* linear_rows: an FP8 operand without its transpose, which forward reads. linear_transpose: the
+ * operand with only its transpose, which backward reads. */
 Tensor linear_rows(Tensor t);
 Tensor linear_transpose(Tensor t);
 
 bool linear_has_adapter(const LinearLayer *l);
 bool linear_trains_matrix(const LinearLayer *l);
 
-/* y = x w^T [+ add] + the adapter's product. y (N, O), x (N, C). */
+/* y = x w^T [+ add] + the adapter's product, with y (N, O) and x (N, C). */
 void linear(const LinearLayer *l, Tensor y, Tensor x, Tensor add);
-/* y = x w^T [+ bias]. Returns the adapter's product, which the operation that reads y must add. So
- * y is written once and read once. */
+/* y = x w^T [+ bias]. Returns the adapter's product; the operation that reads y must add it. So y
+ * is written once and read once. */
 LoraProduct linear_defer_adapter(const LinearLayer *l, Tensor y, Tensor x);
 
-/* dx = [dx +] dy w + the adapter's product. All three functions leave the gradient dxa for
- * linear_dw. */
+/* dx = [dx +] dy w + the adapter's product. This function and the next two leave the gradient dxa
+ * for linear_dw. */
 void linear_dx(const LinearLayer *l, Tensor dx, Tensor dy, bool accumulate);
 LoraProduct linear_dx_defer_adapter(const LinearLayer *l, Tensor dx, Tensor dy);
-void linear_dxa(const LinearLayer *l, Tensor dy); /* without dx */
+void linear_dxa(const LinearLayer *l, Tensor dy); /* computes only dxa, not dx */
 
-/* The part of the layer's input x that linear_dw reads: the transpose if the matrix is trained, the
- * rows if only the adapter is, or no tensor. The other parts need not be made. */
+/* Returns the part of the layer's input x that linear_dw reads: the transpose if the matrix is
+ * trained, the rows if only the adapter is trained, else no tensor. The other parts of x need not
+ * be computed. */
 Tensor linear_input(const LinearLayer *l, Tensor x);
 
 /* Adds the gradients of the matrix (dw += dy^T x), of the bias, and of the adapter's A and B. Call
@@ -60,5 +62,5 @@ typedef struct {
 } LinearGrad;
 void linear_dw(LinearGrad g);
 
-/* Recomputes `xa`, which linear wrote in forward. */
+/* Recomputes `xa`, which linear computed in forward. */
 void linear_recompute_xa(const LinearLayer *l, Tensor x);

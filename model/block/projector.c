@@ -1,4 +1,4 @@
-/* The rows of a micro-batch, and the two layers on them. */
+/* Both layers of the projector, and the placement of its rows in a micro-batch. */
 #include "model/block/projector.h"
 
 #include <stdlib.h>
@@ -28,7 +28,7 @@ void projector_plan_rows(Arena *arena, Model *m)
     b->x =
         tensor_alloc(arena, m->text.recipe.residual, m->text.N, m->text.config->image.feature_size);
     b->at = arena_alloc(arena, sizeof *b->at * (size_t)m->text.N);
-    b->rows = m->text.N; /* a plan is for any micro-batch */
+    b->rows = m->text.N; /* a plan must fit any micro-batch */
     if (!b->host_at) {
         b->host_at = xmalloc(sizeof *b->host_at * (size_t)m->text.N);
         b->host_x = xmalloc(tensor_bytes(b->x));
@@ -41,7 +41,7 @@ void projector_free(Model *m)
     free(m->image.host_x);
 }
 
-/* Row i of x on the host. */
+/* Writes row i of x on the host. */
 static void copy_row(Model *m, int i, const void *values)
 {
     ImageBuffers *b = &m->image;
@@ -59,8 +59,8 @@ static void copy_row(Model *m, int i, const void *values)
     free(row);
 }
 
-/* Token (b, t) is this rank's token b T' + t - context_rank T' if t is in its part of the sequence
- * (context.h). */
+/* Token (b, t) is this rank's token b T' + t - context_rank T' if t is in this rank's part of the
+ * sequence (context.h). */
 void projector_put(Model *m, const void *const *rows)
 {
     ImageBuffers *b = &m->image;
@@ -87,8 +87,8 @@ void projector_put(Model *m, const void *const *rows)
 
 /* ---- forward and backward -------------------------------------------------------------------- */
 
-/* The embedding's output, which nothing reads later. h, and gelu(h) or the gradient of h; y or its
- * gradient. */
+/* Places the buffers of the unit: the embedding's output, which nothing reads later; h; gelu(h) or
+ * the gradient of h; y or its gradient. */
 void projector_plan(Model *m, int u)
 {
     const Format f = m->text.recipe.residual;
@@ -106,7 +106,7 @@ static Tensor of_rows(const Model *m, Tensor t)
     return tensor_rows(t, 0, m->image.rows);
 }
 
-/* h and gelu(h). */
+/* Computes h and gelu(h). */
 static void first_layer(const Model *m, const UnitTensors *w)
 {
     matmul(of_rows(m, m->image.h), of_rows(m, m->image.x), w->image_in, w->image_in_bias);
@@ -122,7 +122,7 @@ void projector_forward(Model *m, const UnitTensors *w, int u)
         first_layer(m, w);
         matmul(y, of_rows(m, m->image.act), w->image_out, w->image_out_bias);
     }
-    quantize(stream, m->unit_acts[u].attn_res); /* a copy, as they have one format */
+    quantize(stream, m->unit_acts[u].attn_res); /* a copy, because both have one format */
     place_rows(stream, m->image.at, y);
 }
 

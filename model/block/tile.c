@@ -4,8 +4,10 @@
 static const enum { BRANCH, MLP } tokens_of[NUM_ACTS] = { BLOCK_TENSORS(TOKENS) };
 #undef TOKENS
 
-/* If t is the memory of `all`, it has the rows of all tokens; `part` has the rows of the tile. The
- * scale of a tile's operand depends only on the tile's tokens, so backward finds the same scale. */
+/* The part of t that belongs to a tile. If t shares memory with `all`, it has the rows of all
+ * tokens, and the result is `part`, the tile's rows. Otherwise the result is the first rows of t.
+ * The scale of a tile's operand depends only on the tile's tokens, so backward finds the same
+ * scale. */
 static Tensor in_tile(Tensor t, Tensor all, Tensor part)
 {
     if (t.data && t.data == all.data)

@@ -20,18 +20,18 @@
 #include "model/calibrate/weights_ahead.h"
 #include "model/shape/units.h"
 
-enum { TOKENS = 8192 }; /* tokens of a micro-batch: enough for efficient GEMMs */
+enum { TOKENS = 8192 }; /* number of tokens of a micro-batch: enough for efficient GEMMs */
 
-/* A layer of the block on the device: its matrix w, scales (also on the host), and h, the sum of xT
- * x over its inputs. */
+/* A linear layer of the block on the device: its matrix w, its scales (also on the host), and h,
+ * the sum of xT x over the layer's inputs. */
 typedef struct {
     Tensor w, h;
     float *scale, *host_scale;
     int8_t *codes;
 } CalibratedLinear;
 
-/* The residual stream of all micro-batches, (N, C) each: in device memory if it takes at most a
- * quarter of it. */
+/* The residual stream of all micro-batches, (N, C) each. It is in device memory if it takes at most
+ * a quarter of the memory. */
 typedef struct {
     char *data;
     size_t bytes;
@@ -42,15 +42,16 @@ typedef struct {
     Export *x;
     const ExportOptions *options;
     const CalibrationData *data;
-    ModelConfig model; /* the whole model, adapters merged */
-    Config config;     /* the configuration of a model with a single block */
+    ModelConfig model; /* the whole model, with adapters merged */
+    Config config;     /* configuration of a model with a single block */
     Model m;
     ParamStore store;
-    int batches, held; /* micro-batches for calibration; held out */
-    Rows stream;       /* batches + held with codes, then held without */
-    Tensor next;       /* (N, C): output of the block */
+    int batches, held; /* number of micro-batches for calibration, and of held-out micro-batches */
+    /* batches + held micro-batches with codes, then the held-out ones without codes */
+    Rows stream;
+    Tensor next; /* (N, C): output of the block */
     CalibratedLinear linear[NUM_LINEARS];
-    void *layers; /* their memory */
+    void *layers; /* memory of the layers */
     WeightsAhead ahead;
     CalibrationLosses losses;
 } Calibration;
@@ -65,7 +66,7 @@ static int micro_batch(const CalibrationData *d)
     return B < 1 ? 1 : B;
 }
 
-/* Sets the window and the rotation of that block. */
+/* Sets the window and the rotary embedding of this block. */
 static void describe_block(Calibration *c, int block)
 {
     ModelConfig *m = &c->config.model;
@@ -157,7 +158,8 @@ static void put_weight(Calibration *c, int to, Weight *w)
     device_put((uint16_t *)stored.data + hf_first(u, t), w->values, n * sizeof(uint16_t));
 }
 
-/* Copies the weights being read to unit `to`; then starts to read unit `next`, if there is one. */
+/* Copies the weights that were read ahead to unit `to`; then starts to read unit `next`, if there
+ * is one. */
 static void put_unit(Calibration *c, int to, int next)
 {
     weights_wait(&c->ahead);
@@ -237,8 +239,8 @@ static void embed(Calibration *c)
     fsdp_release(&c->store, 0);
 }
 
-/* The mean loss of held-out micro-batches. Their output of the last block is in the stream from
- * `first` on. */
+/* The mean loss of the held-out micro-batches whose stream begins at micro-batch `first` of
+ * c->stream, after the last block. */
 static double cross_entropy_of(Calibration *c, int first, long *labels)
 {
     model_zero_losses(&c->m);
@@ -254,7 +256,7 @@ static double cross_entropy_of(Calibration *c, int first, long *labels)
     return model_losses(&c->m).loss / (double)*labels;
 }
 
-/* After the last block. A tied head is the embedding, which is read again. */
+/* Computes the losses after the last block. A tied head is the embedding, which is read again. */
 static void measure_losses(Calibration *c)
 {
     CalibrationLosses *l = &c->losses;
@@ -276,7 +278,7 @@ static void add_inputs(Calibration *c)
         matmul_dw(c->linear[l].h, input[l], input[l]);
 }
 
-/* Writes the tensors that are projections of the matrix p. */
+/* Writes the exported tensors that make up the matrix p. */
 static void write_codes(Calibration *c, int block, const Param *p, const CalibratedLinear *l)
 {
     UnitLayout shape;
@@ -297,8 +299,7 @@ static void write_codes(Calibration *c, int block, const Param *p, const Calibra
     free(shape.param);
 }
 
-/* Prints the mean squared error of a layer's output, with damping included, and that of
- * rounding. */
+/* Prints the mean squared error (with damping) of a layer's output, for GPTQ and for rounding. */
 static void print_result(const Calibration *c, int block, const Param *p, const GptqResult *r)
 {
     const double outputs = (double)c->data->sequences * (double)c->data->length * (double)p->rows;
@@ -313,7 +314,7 @@ static void print_result(const Calibration *c, int block, const Param *p, const 
         printf("  %s %.3g | %.3g", p->name, r->error / outputs, r->rounded / outputs);
 }
 
-/* Chooses the codes; the block's weights become the values of its codes. */
+/* Chooses the codes. The block's weights then become the values of their codes. */
 static void choose_codes(Calibration *c, int block, const UnitTensors *w)
 {
     progress_clear();
@@ -354,7 +355,7 @@ static void calibrate_block(Calibration *c, int block)
 
 /* ---- all blocks ------------------------------------------------------------------------------ */
 
-/* The trainer's forward in BF16. */
+/* The configuration of calibration: the trainer's forward in BF16. */
 static Config configure(const CalibrationData *d)
 {
     const int B = micro_batch(d);

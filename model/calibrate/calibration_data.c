@@ -9,11 +9,13 @@
 #include "model/config/load_folder.h"
 #include "model/formats/hf.h"
 
-/* default tokens of a sequence, at most; one of 16 more is held out */
+/* LONGEST: maximum of the default number of tokens per sequence. HELD_OUT: number of calibration
+ * sequences for each held-out sequence */
 enum { LONGEST = 2048, HELD_OUT = 16 };
 static const char key[] = "--calibration";
 
-/* The option, else data.memmap_dtype of the exported run, else its default. */
+/* Bytes of a token: the option, else data.memmap_dtype of the exported run, else the default of
+ * this key. */
 static int token_bytes(const ExportOptions *o, const Export *x)
 {
     char *trained = o->token_bytes == NOT_GIVEN

@@ -5,8 +5,8 @@
 
 #include "model/export/export_files.h"
 
-/* A tensor of a unit. scale: (rows, cols / group), the scales of its 4-bit codes; NULL: it has no
- * codes. */
+/* A tensor of a unit. scale: (rows, cols / group), the scales of its 4-bit codes; NULL: the tensor
+ * has no codes. */
 typedef struct {
     HfTensor tensor;
     float *values, *scale;
@@ -22,7 +22,7 @@ typedef struct {
     int count;
 } WeightsAhead;
 
-/* Starts to read a unit of the model. The weights of the previous unit must have been freed. */
+/* Starts to read a unit of the model. Free the weights of the previous unit first. */
 void weights_begin(WeightsAhead *a, int unit);
 
 /* Waits until the weights are read. weights_free frees all pointers that the caller has not set to

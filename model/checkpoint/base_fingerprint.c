@@ -39,7 +39,7 @@ void base_fingerprint_check(const char *adapters, const char *base_path, uint64_
 {
     json_t *manifest = weight_files_manifest(adapters);
     const uint64_t then = manifest ? manifest_base(manifest, adapters) : 0;
-    /* PEFT may save a name that is no path here: then nothing is known. */
+    /* PEFT may save a name that is not a path on this host: then nothing can be compared. */
     char *trained = adapter_base(adapters), *there = trained ? realpath(trained, NULL) : NULL,
          *here = realpath(base_path, NULL);
     const bool gone = trained && !there && *trained == '/';

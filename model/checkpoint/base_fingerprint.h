@@ -1,14 +1,14 @@
-/* Checks that adapters are used with the base weights of their training. */
+/* Checks that the base weights of adapters are the weights of their training. */
 #pragma once
 #include "model/checkpoint/weight_files.h"
 
-/* The sum of checksums of all tensors' names, types and some bytes, independent of files and their
- * order; never 0. */
+/* The sum of checksums of all tensors: of the name, the type and some bytes of each. It is
+ * independent of files and their order; never 0. */
 uint64_t base_fingerprint(const WeightFiles *base);
 
-/* `adapters`: their folder; `base_path`, `fingerprint`: their base now. Dies if its weights differ
- * from those recorded in trainer.json. If base_path is another folder than in training, it only
- * warns unless the run continues with the adapters' moments; also if nothing is recorded (PEFT's or
- * old adapters). */
+/* adapters: their folder. base_path, fingerprint: their present base. Dies if its fingerprint
+ * differs from the one recorded in trainer.json. Only warns if base_path is another folder than in
+ * training and the run does not continue with the adapters' moments, or if no fingerprint is
+ * recorded (adapters of PEFT or of an old version). */
 void base_fingerprint_check(const char *adapters, const char *base_path, uint64_t fingerprint,
                             bool continues);

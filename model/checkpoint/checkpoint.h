@@ -17,35 +17,35 @@
  *   stepN/adapter_config.json, adapter_model.safetensors
  *        /tokenizer.json, config.yaml, optimizer-0000i.states, trainer.json as above
  *
- * The layout of the files depends only on the architecture, not on the number of ranks: every
- * rank writes the bytes of its own shards at their offsets, so any number of ranks can read them
- * back. Written as stepN.tmp, fsynced, renamed; then the link `latest`, or a file in its place
- * (pointer.h), moves. stepN-aborted is the state of a run that could not continue: the same
- * files, which are only loaded if they are named. */
+ * The layout of the files depends only on the architecture, not on the number of ranks: every rank
+ * writes the bytes of its own shards at their offsets, so any number of ranks can read them back.
+ * Written as stepN.tmp, fsynced, renamed; then the link `latest`, or a file in its place
+ * (pointer.h), moves. stepN-aborted is the state of a run that could not continue: the same files,
+ * which a run only loads if the user names the folder. */
 #pragma once
 #include "data/loader.h"
 #include "model/store/fsdp.h"
 #include "model/update/spikes.h"
 
-/* A source of data.mix, as stored in `mix` of trainer.json. LoaderState has its position under the
- * same index. */
+/* A source of data.mix, as stored in `mix` of trainer.json. LoaderState stores its position under
+ * the same index. */
 typedef struct {
     char name[MIXTURE_NAME];
-    /* weight in the mixture, in units of 1e-9; 0: only an earlier mixture had the source */
+    /* weight in the mixture, in units of 1e-9; 0: only an earlier mixture had this source */
     uint64_t weight;
     uint64_t fingerprint;
     DataHashes content;
 } MixtureSourceState;
 
 typedef struct {
-    long step;   /* training steps done, skipped ones included */
-    long tokens; /* tokens trained on so far, over all ranks */
+    long step;   /* number of training steps so far, skipped ones included */
+    long tokens; /* number of tokens trained on so far, over all ranks */
     LoaderState loader;
     uint64_t fingerprint; /* hash of the data set: names and sizes of its files */
     DataHashes content;   /* hashes of the files' content */
-    /* sources of the present mixture, then sources of earlier mixtures */
+    /* sources of the present mixture, then sources that only earlier mixtures had */
     MixtureSourceState mix[MIXTURE_MOST];
-    int num_mix; /* 0: data.paths */
+    int num_mix; /* 0: the data are data.paths */
     /* hash of the adapters' base (base_fingerprint.h); 0: no adapters, or unknown */
     uint64_t base_fingerprint;
     /* losses and norms of the last steps, so that a resumed run detects the same spikes */
@@ -54,6 +54,6 @@ typedef struct {
 
 enum { CHECKPOINT_VERSION = 1 }; /* format_version of trainer.json */
 
-/* Maximum bytes of a file of weights or moments, unless a single unit has more: the limit of
- * save_pretrained. */
+/* Maximum size of a file of weights or moments in bytes, unless a single unit is larger: the limit
+ * of save_pretrained. */
 static const size_t CHECKPOINT_FILE_BYTES = 5000000000;

@@ -145,8 +145,8 @@ size_t coded_unit(Coded c, size_t cols)
 
 /* ---- config.json ----------------------------------------------------------------------------- */
 
-/* Modules of a class that have no codes, as compressed-tensors names them: by regular expressions,
- * since programs differ in what is in front of these names. */
+/* compressed-tensors' list of modules that have no codes. It consists of regular expressions,
+ * because programs differ in the prefixes of module names. */
 static json_t *ignored(bool images)
 {
     return images ? json_pack("[s,s,s]", "re:.*lm_head", "re:.*vision_tower.*",
@@ -154,8 +154,8 @@ static json_t *ignored(bool images)
                   : json_pack("[s]", "lm_head");
 }
 
-/* The modules to leave out, for other libraries: a name is the beginning of a module's path; in
- * transformers 5 the path begins at the first level of the class. */
+/* Other libraries' list of modules that have no codes. A name in it is the beginning of a module's
+ * path; in transformers 5, the path begins at the first level of the class. */
 static json_t *skipped(bool images)
 {
     return images
@@ -164,7 +164,7 @@ static json_t *skipped(bool images)
                : json_pack("[s]", "lm_head");
 }
 
-/* Only keys that every version reads. */
+/* The settings of compressed-tensors: only keys that every version reads. */
 static json_t *compressed_tensors(const char *format, json_t *weights, json_t *activations,
                                   bool images)
 {
@@ -186,7 +186,7 @@ static json_t *with(json_t *scheme, const char *key, json_t *value)
     return scheme;
 }
 
-/* Settings of bitsandbytes; without a list it leaves out the head alone. */
+/* Settings of bitsandbytes. Without a list of modules, bitsandbytes skips only the head. */
 static json_t *skipping(json_t *settings, bool images)
 {
     return images ? with(settings, "llm_int8_skip_modules", skipped(images)) : settings;

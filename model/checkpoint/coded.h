@@ -1,5 +1,6 @@
-/* Folders for other programs, with the matrices of the blocks as codes and scales: the tensors of a
- * matrix, and the quantization_config of config.json. Embedding, head and norms stay in BF16.
+/* Quantized folders for other programs: the matrices of the blocks are stored as codes and scales.
+ * Defines the tensors of a matrix, and the quantization_config of config.json. Embedding, head and
+ * norms stay in BF16.
  *
  *   dtype  layout               tensors of a layer N of O outputs and I inputs
  *   fp8    compressed-tensors   N.weight F8_E4M3 (O,I), N.weight_scale BF16 (O,1); with a block of 128: (O/128, I/128)
@@ -10,7 +11,8 @@
  *   int4   compressed-tensors   N.weight_packed I32 (O, I/8), N.weight_scale BF16 (O, I/group), N.weight_shape I64 (2)
  *   nf4    bitsandbytes         N.weight U8 (O I/2, 1), N.weight.absmax U8 and four more          [kernels/nf4_map.h]
  *
- * Read by compressed-tensors 0.8 to 0.20 (blocks: from 0.12 on) and bitsandbytes 0.50. */
+ * compressed-tensors 0.8 to 0.20 (blocks: from 0.12 on) and bitsandbytes 0.50 read these
+ * folders. */
 #pragma once
 #include <jansson.h>
 #include <stdbool.h>
@@ -32,26 +34,26 @@ typedef enum {
 typedef struct {
     CodedKind kind;
     size_t group;
-} Coded; /* group: of int4 */
+} Coded; /* group: number of weights that share a scale in int4 */
 
-/* Whether weights of that dtype are codes with scales. */
+/* Whether weights of this dtype are codes with scales. */
 bool coded_knows(ExportType dtype);
 
-/* Dies on options that cannot be combined, and lists those that can. */
+/* Dies on options that cannot be combined; the message lists possible options. */
 Coded coded_find(const ExportOptions *o);
 
-/* coded_refuses: whether a matrix of that shape cannot be stored this way. coded_instead: for the
- * error message, options that can store each matrix whose number of columns is a multiple of
+/* coded_refuses: whether a matrix of this shape cannot be stored in format c. coded_instead: for
+ * the error message: options that can store every matrix whose number of columns is a multiple of
  * `cols`. */
 bool coded_refuses(Coded c, size_t rows, size_t cols);
 const char *coded_instead(Coded c, size_t cols);
 
-const char *coded_name(Coded c); /* for people */
-/* the largest magnitude of a weight that can be stored */
+const char *coded_name(Coded c); /* for messages */
+/* the largest magnitude of a weight that the format can store */
 float coded_most(Coded c);
 
-/* One of the tensors of the matrix NAME.weight, called NAME<suffix>. It has `bytes` bytes for each
- * `per` consecutive elements; per 0: its content is that of coded_whole. */
+/* One of the tensors of the matrix NAME.weight. Its name is NAME<suffix>. It has `bytes` bytes for
+ * each `per` consecutive elements of the matrix; per 0: coded_whole gives its content. */
 enum { CODED_TENSORS = 6 };
 typedef struct {
     const char *suffix, *dtype;
@@ -61,10 +63,10 @@ typedef struct {
 
 int coded_tensors(CodedTensor to[CODED_TENSORS], Coded c, size_t rows, size_t cols);
 
-/* A matrix is encoded from front to back in multiples of this many elements, except the last
- * part. */
+/* A matrix is encoded from front to back in multiples of this many elements; the last part may be
+ * shorter. */
 size_t coded_unit(Coded c, size_t cols);
 
-/* quantization_config of config.json. images: of a model with images, whose vision tower and
- * projector have no codes. */
+/* quantization_config of config.json. images: the model has images; its vision tower and projector
+ * have no codes. */
 json_t *coded_config(Coded c, bool images);

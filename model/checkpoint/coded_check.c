@@ -1,5 +1,5 @@
-/* The reader takes the size of groups from the number of scales, and other programs take it from
- * the settings. Both must agree. */
+/* The reader derives the size of groups from the number of scales; other programs read it from the
+ * settings. Both must agree. */
 #include "model/checkpoint/coded_check.h"
 
 #include <stdint.h>
@@ -9,14 +9,14 @@
 #include "kernels/runtime/error.h"
 #include "model/checkpoint/coded_source.h"
 
-/* How many groups of `tile` elements an edge of `all` elements has; tile 0: one group. */
+/* How many groups of `tile` elements an edge of `all` elements has; tile 0: the edge is one
+ * group. */
 static size_t tiles(size_t all, json_int_t tile)
 {
     return tile == 0 ? 1 : (all + (size_t)tile - 1) / (size_t)tile;
 }
 
-/* A group of packed codes that does not divide a row would not begin where the reader expects
- * it. */
+/* Whether the reader finds the groups of packed codes: a group must divide a row. */
 static bool fits(const CodedShape *m, const Coding *c)
 {
     const SafeTensor *t = m->scale.tensor;
@@ -33,8 +33,8 @@ static bool fits(const CodedShape *m, const Coding *c)
                           : t->dims == 1 && t->shape[0] == down * across;
 }
 
-/* Such as "4 bits and a scale for each 1 x 48 weights, or 8 bits and a scale for each 1 x 64
- * weights". */
+/* Returns a text such as "4 bits and a scale for each 1 x 48 weights, or 8 bits and a scale for
+ * each 1 x 64 weights". */
 static char *say(const CodedShape *m, const Coding *said, int count)
 {
     char *text = xstrdup("");
@@ -64,7 +64,7 @@ static _Noreturn void die_of_coding(const CodedShape *m, const char *name, const
         m->bits > 0 && !m->by_inputs ? ", and these must divide a row" : "");
 }
 
-/* Each group of GPTQ has as many inputs as group_size says. With in_order they are consecutive:
+/* Checks that each group of GPTQ has group_size inputs. With in_order these must be consecutive:
  * some programs do not read g_idx. */
 static void check_order(const CodedShape *m, const Coding *c)
 {
@@ -72,7 +72,7 @@ static void check_order(const CodedShape *m, const Coding *c)
     const size_t groups = tiles(m->cols, c->wide), wide = c->wide ? (size_t)c->wide : m->cols;
     if (!t || !c->has_scales || strcmp(t->dtype, "I32") != 0 ||
         t->end - t->begin != m->cols * sizeof(uint32_t))
-        return; /* the reader refuses it */
+        return; /* the reader refuses such a matrix */
     uint32_t *group = xmalloc(t->end - t->begin);
     size_t *found = xcalloc(groups, sizeof *found);
     safetensors_read(m->order.file, group, t, 0, t->end - t->begin);

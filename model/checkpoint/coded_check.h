@@ -1,9 +1,9 @@
-/* Checks that quantized matrices agree with the settings of their folder. */
+/* Checks quantized matrices against the settings of their folder. */
 #pragma once
 #include "model/checkpoint/safetensors.h"
 #include "model/formats/quantized.h"
 
 /* Dies unless one of the codings describes the bits, scales and order of inputs of the matrix
- * NAME.weight. Without codings it does nothing. */
+ * NAME.weight. Without codings, does nothing. */
 void coded_check(SafeFile *const *file, int count, const char *name, const Coding *said,
                  int count_said);

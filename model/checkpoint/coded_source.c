@@ -17,7 +17,7 @@ enum { BLOCK = 128, PER_WORD = 8, ZEROS = 0x77777777 };
 
 typedef struct Kind Kind;
 
-/* A matrix, whose tensors are called STEM<suffix>. */
+/* A matrix; the names of its tensors are STEM<suffix>. */
 typedef struct {
     const Kind *kind;
     SafeFile *const *file;
@@ -26,8 +26,8 @@ typedef struct {
     size_t rows, cols;
 } Matrix;
 
-/* A matrix is of this kind if it has the tensors `codes`, of type `dtype` (NULL: any), and `scale`.
- * The tensors `others` are optional. */
+/* A kind of quantized matrix. A matrix is of this kind if it has the tensors `codes`, of type
+ * `dtype` (NULL: any), and `scale`. The tensors `others` are optional. */
 struct Kind {
     const char *codes, *dtype, *scale, *others[5];
     void (*read)(float *to, const Matrix *m, size_t first, size_t n);
@@ -57,7 +57,7 @@ enum { NUM_KINDS = sizeof kinds / sizeof kinds[0] };
 
 /* ---- which tensors there are ----------------------------------------------------------------- */
 
-/* tensor NULL: no file has the tensor. */
+/* The result of a search; tensor NULL: no file has the tensor. */
 static Found find(const Matrix *m, const char *suffix)
 {
     char *name = xasprintf("%s%s", m->stem, suffix);
@@ -81,7 +81,7 @@ static const Kind *kind_of(const Matrix *m)
     return NULL;
 }
 
-/* `name` without `suffix`, malloc'ed; NULL: it does not end with it. */
+/* Returns `name` without `suffix`, malloc'ed; NULL: `name` does not end with `suffix`. */
 static char *stem_of(const char *name, const char *suffix)
 {
     return suffix && text_ends_with(name, suffix)
@@ -101,8 +101,8 @@ const SafeFile *coded_source_find(SafeFile *const *file, int count, const char *
 
 enum { OTHERS = sizeof kinds[0].others / sizeof kinds[0].others[0] };
 
-/* The suffix of the codes (k -2), of the scale (-1) or of another tensor (0 .. OTHERS - 1, maybe
- * NULL). */
+/* Returns the suffix of the codes (k = -2), of the scale (k = -1) or of another tensor (k = 0 ..
+ * OTHERS - 1; may be NULL). */
 static const char *suffix_of(const Kind *kind, int k)
 {
     return k == -2 ? kind->codes : k == -1 ? kind->scale : kind->others[k];
@@ -165,7 +165,8 @@ static size_t numel_of(const SafeTensor *t)
     return (t->end - t->begin) / safetensors_dtype_size(t->dtype);
 }
 
-/* Elements first .. first + n - 1 of a tensor in F32, BF16 or F16, malloc'ed. */
+/* Reads elements first .. first + n - 1 of a tensor in F32, BF16 or F16; the result is
+ * malloc'ed. */
 static float *read_floats(Found f, const Matrix *m, size_t first, size_t n)
 {
     if (!convert_knows(f.tensor->dtype))
@@ -212,7 +213,8 @@ static Scales read_scales(const Matrix *m)
     return s;
 }
 
-/* The number of elements from i on that are in the same row and share its scale, at most n. */
+/* The number of elements, at most n, that follow from element i on in the same row with the same
+ * scale. */
 static size_t run_of(const Matrix *m, size_t i, size_t wide, size_t n)
 {
     const size_t col = i % m->cols, end = (col / wide + 1) * wide,
@@ -244,9 +246,7 @@ static void read_bytes(float *to, const Matrix *m, size_t first, size_t n)
     free(s.scale);
 }
 
-/* ---- packed bits ----------------------------------------------------------------------------- */
-
-/* Other programs read the shape from this tensor. */
+/* Checks the tensor with the matrix's shape: other programs read the shape from it. */
 static void check_shape(const Matrix *m)
 {
     const Found f = need(m, ".weight_shape");
@@ -259,22 +259,22 @@ static void check_shape(const Matrix *m)
             f.tensor->name, (long long)shape[0], (long long)shape[1], m->rows, m->cols);
 }
 
-/* Code i of codes that are packed in words, `per` in each. Codes are stored without sign: for
- * example, 0 to 15 for -8 to 7. */
+/* Code i of codes that are packed into words, `per` in each. Codes are stored as unsigned numbers:
+ * for example 0 to 15 for -8 to 7. */
 static int code_in(const uint32_t *word, size_t i, size_t per)
 {
     const size_t bits = 32 / per;
     return (int)(*word >> bits * (i % per) & ((1u << bits) - 1)) - (1 << (bits - 1));
 }
 
-/* Codes in a word. */
+/* Number of codes in a word. */
 static size_t packed_per_word(const Matrix *m)
 {
     const SafeTensor *t = find(m, ".weight_packed").tensor;
     return t->dims == 2 && t->shape[1] * 4 == m->cols ? 4 : PER_WORD;
 }
 
-/* A row is a whole number of groups and of words, so there are no gaps between rows. */
+/* Rows of codes have no gaps between them: a row is a whole number of groups and of words. */
 static void read_packed(float *to, const Matrix *m, size_t first, size_t n)
 {
     const size_t per = packed_per_word(m);
@@ -333,8 +333,8 @@ static void check_zeros(const Matrix *m, size_t groups)
     free(zeros);
 }
 
-/* A word holds the codes of eight inputs of one output. Reads, from each row of words, the words of
- * the outputs from first / cols on. */
+/* A word holds the codes of eight inputs of one output. From each row of words, reads only the
+ * words of the requested outputs, from first / cols on. */
 static void read_gptq(float *to, const Matrix *m, size_t first, size_t n)
 {
     const Found codes = need_matrix(m, ".qweight", "I32", m->cols / PER_WORD, m->rows),
@@ -361,7 +361,7 @@ static void read_gptq(float *to, const Matrix *m, size_t first, size_t n)
     free(scale);
 }
 
-/* The largest magnitude of a block of 64 [kernels/nf4_map.h]. */
+/* The largest magnitude in a block of 64 weights [kernels/nf4_map.h]. */
 static float nested_absmax(const Nf4Group *g, size_t block)
 {
     const float rest = g->nested * dynamic8_map(DYNAMIC8)[g->absmax[block]];
@@ -421,7 +421,7 @@ bool coded_source_shape(CodedShape *to, SafeFile *const *file, int count, const 
 
 /* ---- tensors of no matrix -------------------------------------------------------------------- */
 
-/* Adds the tensor STEM<suffix> to the text. */
+/* Adds the name of the tensor STEM<suffix> to the text. */
 static void add_name(char **text, const char *stem, const char *suffix)
 {
     char *name = xasprintf("%s%s", stem, suffix);

@@ -1,6 +1,6 @@
-/* Reads matrices that are stored as codes and scales, as F32: those of coded.h, and GPTQ's in 4
- * bits. The kind of a matrix follows from the names of its tensors, in any of the files. Scales of
- * activations are ignored: activations are not rounded here.
+/* Reads matrices that are stored as codes and scales, and decodes them to F32: the formats of
+ * coded.h, and GPTQ in 4 bits. The names of a matrix's tensors, in any of the files, decide its
+ * kind. Scales of activations are ignored, because this program does not round activations here.
  *
  *   N.weight F8_E4M3 (O,I), or I8, and N.weight_scale: one, one per row or one per block of 128 x 128; or N.weight_scale_inv
  *   N.weight I8, N.SCB
@@ -13,24 +13,24 @@
 /* The file with the codes of the matrix NAME.weight; NULL: it is not stored as codes. */
 const SafeFile *coded_source_find(SafeFile *const *file, int count, const char *name);
 
-/* The name NAME.weight of the matrix whose codes or scales the tensor `name` holds, malloc'ed;
- * NULL: it holds neither. */
+/* The name NAME.weight of the matrix to which the tensor `name` belongs as codes or scales,
+ * malloc'ed; NULL: it belongs to no such matrix. */
 char *coded_source_matrix(SafeFile *const *file, int count, const char *name);
 
-/* A matrix by its own tensors, without the model. bits: of packed codes, else 0. by_inputs: scales
- * are (groups, outputs), as those of GPTQ. */
+/* A matrix as its own tensors describe it, without the model. bits: of packed codes; else 0.
+ * by_inputs: the scales are (groups, outputs), as in GPTQ. */
 typedef struct {
     Found scale, order;
     size_t rows, cols, bits;
     bool by_inputs;
 } CodedShape;
 
-/* Returns false if nothing is known, or if the folder's settings do not matter: NF4 has settings of
- * its own. */
+/* Returns false if nothing is known, or if the folder's settings do not matter, as for NF4: its
+ * tensors contain their own settings. */
 bool coded_source_shape(CodedShape *to, SafeFile *const *file, int count, const char *name);
 
-/* Dies if a tensor would belong to a matrix (coded_source_matrix) only together with another
- * tensor, which is missing. Names the missing tensor. */
+/* Dies if the tensor `single` belongs to a matrix (coded_source_matrix) only together with another
+ * tensor, and this one is missing. The message names the missing tensor. */
 void coded_source_refuse_single(SafeFile *const *file, int count, Found single);
 
 /* Reads elements first .. first + n - 1 of the matrix (rows, cols). Dies on wrong shapes, types and

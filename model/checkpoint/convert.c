@@ -34,11 +34,12 @@ static uint32_t bits_of(float x)
     return bits;
 }
 
-/* Below 2^-14 codes are 2^-24 apart, as are floats in [1/2, 1): adding 1/2 rounds to codes. */
+/* Below 2^-14, neighbouring F16 numbers differ by 2^-24, as F32 numbers in [1/2, 1) do: adding 1/2
+ * rounds to an F16 number. */
 static uint16_t f16_encode(float x)
 {
     const uint32_t bits = bits_of(x), sign = bits >> 16 & 0x8000, a = bits & 0x7fffffff;
-    if (a >= 0x477ff000) /* 65520: half-way from the largest value, 65504, to 65536 */
+    if (a >= 0x477ff000) /* 65520 lies half-way between the largest value, 65504, and 65536 */
         return (uint16_t)(sign | (a > 0x7f800000 ? 0x7fff : 0x7c00));
     if (a < 0x38800000)
         return (uint16_t)(sign | (bits_of(fabsf(x) + 0.5f) - 0x3f000000));
@@ -58,7 +59,7 @@ void convert_decode(float *x, const char *from, const void *raw, size_t n)
             x[i] = bf16_decode(code[i]);
 }
 
-/* Works in place: code i overwrites only elements that were read already. */
+/* Works in place: code i only overwrites elements that were read already. */
 size_t convert_encode(void *raw, const char *to, const float *x, size_t n)
 {
     const bool half = strcmp(to, "F16") == 0;

@@ -1,8 +1,8 @@
-/* CRC-32C of large blocks, and of a whole from the checksums of its parts.
+/* CRC-32C of large blocks. The checksum of a whole can be computed from the checksums of its parts.
  *
  * A checksum is the remainder of a polynomial over GF(2) modulo P; bit 31 of the number is the
- * coefficient of x^0. Appending a byte multiplies by x^8 and adds. So a part followed by n bytes
- * contributes its remainder times x^(8n); contributions are added by exclusive or, in any order.
+ * coefficient of x^0. Appending a byte multiplies by x^8 and adds. So a part that n bytes follow
+ * contributes its remainder times x^(8n); exclusive or adds the contributions, in any order.
  *
  * The CPU's instruction takes 8 bytes, with a latency of 3 cycles and a throughput of one per
  * cycle: three interleaved streams, a block each, keep it busy. [V. Gopal et al., Fast CRC
@@ -13,13 +13,13 @@
 #include <stdbool.h>
 #include <string.h>
 
-#define P 0x82f63b78u /* without x^32 */
+#define P 0x82f63b78u /* the polynomial without x^32 */
 #define X_TO_0 0x80000000u
 
-/* bytes per stream: long compared to the cost of joining, small compared to caches */
+/* bytes per stream: many compared to the cost of joining streams, few compared to caches */
 enum { BLOCK = 1 << 15 };
 
-/* a b mod P */
+/* Returns a b mod P. */
 static uint32_t multiply(uint32_t a, uint32_t b)
 {
     uint32_t product = 0;
@@ -30,7 +30,7 @@ static uint32_t multiply(uint32_t a, uint32_t b)
     return product;
 }
 
-/* x^(8 bytes) mod P */
+/* Returns x^(8 bytes) mod P. */
 static uint32_t power(uint64_t bytes)
 {
     uint32_t result = X_TO_0, square = X_TO_0 >> 8;

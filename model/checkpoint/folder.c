@@ -1,5 +1,5 @@
-/* rename() is atomic, and durable once the folder of the name is synced. So a checkpoint is written
- * under another name and renamed when it is complete and on disk. Nothing ever reads a
+/* rename() is atomic. It is durable after an fsync of the parent folder. So a checkpoint is written
+ * under a temporary name, and renamed when it is complete and on disk. Nothing ever reads a
  * stepN.tmp. */
 #include "model/checkpoint/folder.h"
 
@@ -19,11 +19,12 @@
 #include "model/formats/file.h"
 #include "model/formats/pointer.h"
 
-/* in our step<N>.tmp and .old, and in a step<N> before it is renamed to one */
+/* the mark: an empty file in our step<N>.tmp and step<N>.old, and in a step<N> before it is renamed
+ * to one of these */
 static const char mark[] = ".unfinished";
 static const char aborted[] = "-aborted", average[] = "-average";
-static char *unfinished; /* by folder_prepare */
-static bool no_links;    /* found by folder_try */
+static char *unfinished; /* the folder that folder_prepare created */
+static bool no_links;    /* the file system has no symbolic links; folder_try detects this */
 
 static char *step_path(const char *save_folder, long step, const char *suffix)
 {
@@ -84,7 +85,7 @@ long folder_foreign_step(const char *save_folder)
 
 /* ---- names, links, the disk ------------------------------------------------------------------ */
 
-/* The first of step<N><suffix>, step<N><suffix>2, ... that does not exist. */
+/* Returns the first of step<N><suffix>, step<N><suffix>2, ... that does not exist. */
 static char *free_step_name(const char *save_folder, long step, const char *suffix)
 {
     char *name = step_path(save_folder, step, suffix);
@@ -150,7 +151,7 @@ static void take_mark(const char *folder)
 
 /* ---- deleting -------------------------------------------------------------------------------- */
 
-/* Warns with errno's reason; once per path, not at each save. */
+/* Warns with errno's reason, once per path instead of at each save. */
 static void leave(const char *path)
 {
     static char **told;
@@ -172,7 +173,8 @@ static int remove_entry(const char *path, const struct stat *status, int type, s
     return last ? 0 : remove(path);
 }
 
-/* The mark is deleted last, so that the remains of an interruption have it. */
+/* Deletes a folder, its mark last, so that the remains after an interruption still have the
+ * mark. */
 void folder_remove_tree(const char *path)
 {
     if (!file_exists(path))
@@ -188,8 +190,8 @@ void folder_remove_tree(const char *path)
         leave(path);
 }
 
-/* Removes every step<N>.tmp and step<N>.old that has our mark, or is empty. Without `all` a
- * step<N>.old stays that no step<N> replaces. */
+/* Removes every step<N>.tmp and step<N>.old that is empty or has our mark. Without `all`, keeps a
+ * step<N>.old if there is no step<N>. */
 static void remove_marked(const char *save_folder, bool all)
 {
     DIR *dir = opendir(save_folder);
@@ -213,7 +215,7 @@ void folder_clean(const char *save_folder)
     remove_marked(save_folder, false);
 }
 
-/* Whether this program made the folder step<N><suffix>, or it is a link in place of one. */
+/* Whether this program made the folder step<N><suffix>, or a link is in its place. */
 static bool is_ours(const char *path, const char *suffix)
 {
     return strcmp(suffix, average) == 0   ? file_is_in(path, "average.json")
@@ -221,8 +223,8 @@ static bool is_ours(const char *path, const char *suffix)
                                           : is_link(path) || saved_as_ours(path);
 }
 
-/* Deletes `path`, which it renames first: a half-deleted checkpoint must not look complete. `must`:
- * dies if it cannot. */
+/* Deletes `path`. Renames it first, because a half-deleted checkpoint must not look complete. must:
+ * dies on an error. */
 static void discard(const char *path, const char *temporary, bool must)
 {
     const bool marked = is_link(path) || put_mark(path);
@@ -264,7 +266,8 @@ void folder_remove_later(const char *save_folder, long step)
     remove_range(save_folder, "", step + 1, LONG_MAX, true);
 }
 
-/* `latest` is deleted last: an interruption leaves a run that can be continued, or nothing. */
+/* `latest` is deleted last: after an interruption, either the run can be continued or no checkpoint
+ * is left. */
 void folder_clear(const char *save_folder)
 {
     char *latest = xasprintf("%s/latest", save_folder), *name = pointer_read(latest);
@@ -298,7 +301,7 @@ void folder_try(const char *save_folder)
                  save_folder, strerror(errno));
         folder_remove_tree(moved);
     } else if (errno != ENOSPC &&
-               errno != EDQUOT) /* a full disk may have space at the first save */
+               errno != EDQUOT) /* a disk that is full now may have space at the first save */
         die("save_folder %s: cannot create a folder in it: %s; give another --save_folder",
             save_folder, strerror(errno));
     folder_sync(save_folder);
@@ -349,7 +352,7 @@ void folder_publish(const char *save_folder, long step)
     }
     move(unfinished, path);
     folder_sync(save_folder);
-    take_mark(path); /* if it cannot be deleted it has no effect in a step<N> */
+    take_mark(path); /* in a step<N>, a mark that cannot be deleted has no effect */
     folder_point_latest(save_folder, strrchr(path, '/') + 1);
     if (foreign)
         warn("%s was no checkpoint of this run; it was renamed to %s", path, old);
@@ -402,7 +405,7 @@ char *folder_say_others(const char *checkpoint)
     long step, *steps, best = -1;
     int end = 0;
     if (slash && sscanf(slash, "/step%ld%n", &step, &end) == 1) {
-        /* false for step6-aborted: then step6 is another checkpoint */
+        /* false for step6-aborted, because step6 is another checkpoint */
         const bool whole = !slash[end];
         *slash = '\0';
         const int count = file_steps(&steps, path, "");

@@ -1,19 +1,19 @@
 /* Maps elements of units to bytes of files.
  *
- * The files describe the model, not the run: they have neither a unit's padding nor the
- * vocabulary's padding rows, and do not depend on the number of ranks. A rank owns a range of
- * elements of each unit; it copies the intersection of that range with each tensor to or from the
- * tensor's offset in the file. Ranks with the same range share the writing. Reading uses chunks of
- * bounded size. Writing has two steps: first all parts of this rank are copied to one block of host
- * memory, in the order of the entries; then from there to the files. Training waits only for the
- * first.
+ * The files describe the model, not the run: they do not depend on the number of ranks, and contain
+ * neither padding of units nor padding rows of the vocabulary. A rank owns a range of elements of
+ * each unit; it copies the intersection of that range with each tensor to or from the tensor's
+ * offset in the file. Ranks with the same range share the work of writing. Reading uses chunks of
+ * bounded size. Writing has two steps: first all slices of this rank are copied to one buffer in
+ * host memory, in the order of the entries; then this buffer is written to the files. Training
+ * waits only for the first step.
  *
- * 8-bit states are copied unchanged: codes, and the scales of all groups of a tensor. A group on
- * the border of two tensors is stored with both; its owner writes the same scales twice.
+ * 8-bit states are copied unchanged: codes, and the scales of all groups of a tensor. If a group
+ * contains elements of two tensors, its scales are stored with both tensors.
  *
- * Each byte of a tensor is written by one rank. Every copy of the model reads it once, or several
- * times, but then checks it once. So each rank computes the checksum of its own part, and the
- * exclusive or of the shifted parts is the checksum of the tensor. */
+ * One rank writes each byte of a tensor. Each copy of the model reads every byte, and checks it
+ * once. So each rank computes the checksum of its own slice; the exclusive or of the shifted
+ * checksums is the checksum of the tensor. */
 #include "model/checkpoint/layout.h"
 
 #include <stdio.h>
@@ -47,7 +47,7 @@ static const char *dtype_in_file(DType d)
     return name[d];
 }
 
-/* Adds `entry`, which has its kind, state and position, for the tensor t. */
+/* Adds `entry` to the layout, for the tensor t. Its kind, state and position are set already. */
 static LayoutEntry *add_entry(Layout *l, LayoutEntry entry, const HfTensor *t, const char *suffix)
 {
     l->entry = xrealloc(l->entry, (size_t)(l->num_entries + 1) * sizeof *l->entry);
@@ -74,7 +74,7 @@ static void add_values(Layout *l, LayoutEntry entry, const HfTensor *t, const ch
     p->max_rows = t->vector ? t->cols : t->max_rows;
 }
 
-/* (groups, 1) */
+/* shape (groups, 1) */
 static void add_scales(Layout *l, LayoutEntry entry, const HfTensor *t, const char *suffix,
                        Format f)
 {
@@ -84,7 +84,7 @@ static void add_scales(Layout *l, LayoutEntry entry, const HfTensor *t, const ch
     LayoutEntry *p = add_entry(l, entry, t, suffix);
     size_t group = (size_t)f.group, end = p->first + t->rows * t->cols;
     const size_t ranks = p->cut ? (size_t)p->cut->tensor_ranks : 1;
-    /* absmax, fp8_pair of kernels/fp8.h, or S */
+    /* a scale is an absmax, an fp8_pair of kernels/fp8.h, or S */
     p->dtype = format_is_dynamic8(f) ? "F32" : f.expand ? "U32" : "BF16";
     p->per = group;
     p->bytes = format_scale_bytes(f, group);
@@ -144,7 +144,7 @@ static void add_tensor(Layout *l, LayoutKind kind, const ParamStore *store, cons
         add_states(l, entry, t, store);
 }
 
-/* Assigns units to files: a unit that does not fit starts the next file. */
+/* Assigns units to files: if a unit does not fit into the current file, it starts the next file. */
 static void divide(Layout *l, int num_units, size_t limit)
 {
     size_t *bytes = xcalloc((size_t)num_units, sizeof *bytes), filled = 0;
@@ -214,8 +214,8 @@ void layout_free(Layout *l)
 
 /* ---- device memory --------------------------------------------------------------------------- */
 
-/* The elements of the entry's region that this rank has, in units of the entry's `per`. None for
- * region QUANTIZED, which is stored in another format. */
+/* The elements of the entry's region that this rank holds, in units of the entry's `per`. No
+ * elements for region QUANTIZED, whose format differs from that of files. */
 static Range held_by(const LayoutEntry *p, const Shard *s)
 {
     const Slice own = p->kind == ENTRY_WEIGHT ? s->slice[p->region] : shard_state(s, p->state);
@@ -247,8 +247,8 @@ Tensor layout_part(const LayoutEntry *p, const Shard *s)
     return r.end > r.first ? slice_view(&own, *t, r.first, r.end - r.first) : (Tensor){ 0 };
 }
 
-/* *at: position, in the file's tensor, of element i of the entry's region. Returns how many
- * elements, up to `end`, are consecutive both in the region and in the file. */
+/* Sets *at to the position, in the file's tensor, of element i of the entry's region. Returns how
+ * many elements, up to `end`, are consecutive both in the region and in the file. */
 static size_t run_of(const LayoutEntry *p, size_t i, size_t end, size_t *at)
 {
     *at = i - p->first;
@@ -261,14 +261,14 @@ static size_t run_of(const LayoutEntry *p, size_t i, size_t end, size_t *at)
 
 /* ---- checksums ------------------------------------------------------------------------------- */
 
-/* The contribution of elements [at, at + n) of a tensor of `count` elements of `size` bytes, whose
- * checksum alone is `sum`. */
+/* The contribution to a checksum by elements [at, at + n) of a tensor that has `count` elements of
+ * `size` bytes. sum: the checksum of these elements alone. */
 static uint32_t run_sum(uint32_t sum, size_t at, size_t n, size_t count, size_t size)
 {
     return crc32c_shift(sum, (count - at - n) * size);
 }
 
-/* Combines the parts of the group's ranks. */
+/* Combines the contributions of the group's ranks. */
 static void sum_over(Layout *l, Ranks g)
 {
     const size_t n = (size_t)l->num_entries;
@@ -410,9 +410,9 @@ void layout_fetch(EntryReader *r, void *to, const char *dtype, size_t at, size_t
         convert_encode(to, dtype, to, n);
 }
 
-/* Of an entry that is some columns of a matrix stored as codes: elements from e on, up to `end` or
- * as many as `step` elements of the matrix have; returns their number. Reads whole rows, since each
- * read of codes reads the matrix's scales too. */
+/* For a entry that consists of some columns of a matrix stored as codes. Reads elements from e on,
+ * up to `end` or as many as `step` elements of the matrix contain; returns their number. Reads
+ * whole rows, because each read of codes also reads the matrix's scales. */
 static size_t fetch_columns(EntryReader *r, char *values, size_t e, size_t end, size_t step)
 {
     const LayoutEntry *p = r->entry;
@@ -427,8 +427,8 @@ static size_t fetch_columns(EntryReader *r, char *values, size_t e, size_t end, 
     return last - e;
 }
 
-/* values: safetensors_chunk bytes, as r->raw. Returns the contribution of this rank's part to the
- * tensor's checksum; 0 if there is none. */
+/* values: a buffer of safetensors_chunk bytes, like r->raw. Returns the contribution of this rank's
+ * slice to the tensor's checksum; 0 if the tensor has no checksum. */
 static uint32_t read_entry(EntryReader *r, const Shard *s, void *values)
 {
     const LayoutEntry *p = r->entry;
@@ -454,7 +454,8 @@ static uint32_t read_entry(EntryReader *r, const Shard *s, void *values)
     return p->is_copy ? 0 : sum;
 }
 
-/* Whether loading rounds a frozen weight, which has no exact copy then. dtype: of the file. */
+/* Whether loading rounds a frozen weight, of which no exact copy exists then. dtype: type in the
+ * file. */
 static bool is_rounded(const LayoutEntry *p, const char *dtype)
 {
     return p->region == FROZEN && strcmp(p->dtype, "BF16") == 0 && strcmp(dtype, "BF16") != 0;
@@ -476,8 +477,8 @@ Found layout_find(const LayoutEntry *p, SafeFile *const *files, int count)
     return coded ? (Found){ coded, NULL } : layout_need(p, files, count);
 }
 
-/* Combines l->sum, each rank's contribution, and checks it; all ranks of a shard group call. A unit
- * that two stages have is summed once. */
+/* Combines l->sum, the contribution of each rank, and checks it. All ranks of a shard group must
+ * call this. A unit that two stages have is counted once. */
 static void check_sums(Layout *l, const ParamStore *store, SafeFile *const *files, int count)
 {
     for (int i = 0; i < l->num_entries && store->pipe.stages > 1; i++)
@@ -513,7 +514,7 @@ void layout_read(Layout *l, ParamStore *store, SafeFile *const *files, int count
             continue;
         EntryReader r = { p, files, count, layout_find(p, files, count), raw, 0 };
         const char *dtype = r.from.tensor ? r.from.tensor->dtype : "codes and scales";
-        /* otherwise computing rounds them anyway */
+        /* in a run without training, the computation rounds these weights anyway */
         if (is_rounded(p, dtype) && !rounded && store->first_trained < store->num_units)
             warn("%s: frozen tensors are stored as %s in this folder and rounded to bf16 in this "
                  "run; --format.frozen=f32 keeps the exact values",

@@ -1,4 +1,4 @@
-/* Finds values that are not finite, which no checkpoint may have. */
+/* Finds values that are not finite: a checkpoint must not contain such values. */
 #include "model/checkpoint/layout_finite.h"
 
 #include <string.h>
@@ -7,8 +7,8 @@
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/device.h"
 
-/* Checks entries first .. end - 1 of this rank. Uses the memory of gradient norms for the flag:
- * memory may be full. */
+/* Checks entries first .. end - 1 of this rank. Stores the flag in the memory of gradient norms,
+ * because there may be no free memory. */
 static bool has_not_finite(const Layout *l, const ParamStore *store, int first, int end)
 {
     int found = 0, *flag = (int *)store->square_sum;
@@ -16,7 +16,7 @@ static bool has_not_finite(const Layout *l, const ParamStore *store, int first, 
     for (int i = first; i < end; i++) {
         const LayoutEntry *p = &l->entry[i];
         if (p->kind == ENTRY_SCALE)
-            continue; /* checked with its state */
+            continue; /* scales are checked with their state */
         const Tensor t = layout_part(p, &store->shard[p->unit]);
         if (t.data)
             find_not_finite(flag, t,

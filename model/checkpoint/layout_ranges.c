@@ -1,4 +1,4 @@
-/* Which rank writes which elements. */
+/* Decides which rank writes which elements. */
 #include "model/checkpoint/layout_ranges.h"
 
 #include <stdlib.h>
@@ -6,9 +6,9 @@
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/error.h"
 
-/* This rank's part of its shard of each region, which is divided among the ranks with the same
- * shard: of a unit that tensor ranks cut, those at the same tensor rank, the fastest coordinate of
- * a rank (mesh.h). */
+/* Ranks that hold the same shard of a region divide the work of writing it: this returns the range
+ * of each region that this rank writes. If tensor ranks cut a unit, only ranks with the same tensor
+ * rank hold the same shard; the tensor rank is the fastest coordinate of a rank (mesh.h). */
 Range *layout_ranges(const ParamStore *store)
 {
     const size_t W = (size_t)comm_size(), rank = (size_t)comm_rank(),

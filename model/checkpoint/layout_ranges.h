@@ -1,7 +1,7 @@
-/* Which rank writes which elements. */
+/* Decides which rank writes which elements. */
 #pragma once
 #include "model/checkpoint/layout.h"
 
-/* The parts that this rank writes: of each region of each unit, at [unit * NUM_REGIONS + region].
- * All ranks call; malloc'ed. */
+/* Returns the range of elements that this rank writes, for each region of each unit, at [unit *
+ * NUM_REGIONS + region]. All ranks must call this; malloc'ed. */
 Range *layout_ranges(const ParamStore *store);

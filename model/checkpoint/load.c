@@ -1,7 +1,7 @@
 /* Loads a run, and finds checkpoints; save.c writes them.
  *
- * A checkpoint is complete if it has its manifest, trainer.json, and every file in it has the
- * listed size. Incomplete checkpoints are never loaded. */
+ * A checkpoint is complete if it has its manifest, trainer.json, and every file that the manifest
+ * lists has the listed size. Incomplete checkpoints are never loaded. */
 #include "model/checkpoint/load.h"
 
 #include <inttypes.h>
@@ -46,8 +46,8 @@ static bool has_entry(const Layout *l, const char *name)
     return name_index_find(&l->names, name) >= 0;
 }
 
-/* The first tensor that is no entry of the layout and cannot be ignored, and its file in *path;
- * NULL: there is none. */
+/* Returns the first tensor that is no entry of the layout and cannot be ignored, with its file in
+ * *path; NULL: there is none. */
 static const char *left_over(const Layout *l, const WeightFiles *s, const char *folder,
                              const ModelConfig *c, const char **path)
 {
@@ -74,8 +74,9 @@ static void check_finite(const char *folder, const Layout *l, const ParamStore *
             folder, name, folder_say_others(folder));
 }
 
-/* Loads the model's weights, or adapters. A tensor that the model does not have means that the
- * folder has another model. A base may have such tensors if the adapters' folder replaces them. */
+/* Loads the weights of the model or of adapters. If the folder has a tensor that the model does not
+ * have, the folder has another model. A base may have such a tensor if the folder of the adapters
+ * replaces it. */
 static void load_weights(const char *folder, WeightFiles s, LayoutKind kind, const Config *c,
                          ParamStore *store)
 {
@@ -98,7 +99,8 @@ static void load_weights(const char *folder, WeightFiles s, LayoutKind kind, con
     weight_files_close(&s);
 }
 
-/* The optimizer is in the run's configuration; old ones without the key had adamw. */
+/* Dies because states do not fit. The message names the optimizer of the run that saved the
+ * checkpoint, by its config.yaml. Old runs without this key used adamw. */
 static _Noreturn void die_of_states(const char *folder, const char *problem)
 {
     const char *said = load_folder_trained_with(folder, "optimizer.name"),
@@ -109,8 +111,8 @@ static _Noreturn void die_of_states(const char *folder, const char *problem)
         folder, problem, saved, saved);
 }
 
-/* Dies unless exactly the trained weights have states. `state`: the name of one that every trained
- * weight has. */
+/* Dies unless exactly the trained weights have states in the files. `state`: the name of a state
+ * that every trained weight has. */
 static void check_trained(const char *folder, const Layout *l, const WeightFiles *s,
                           const char *state)
 {
@@ -135,8 +137,8 @@ static void check_trained(const char *folder, const Layout *l, const WeightFiles
         }
 }
 
-/* The first state in the files that the run does not have, or NULL. An average that the run does
- * not continue is ignored. */
+/* Returns the first state in the files that the run does not have; NULL: there is none. Ignores an
+ * average that the run does not continue. */
 static const char *left_state(const Layout *l, const WeightFiles *s)
 {
     for (int i = 0; i < s->count; i++)
@@ -148,7 +150,8 @@ static const char *left_state(const Layout *l, const WeightFiles *s)
     return NULL;
 }
 
-/* A tensor of the files that is a state of another optimizer only; NULL: none. */
+/* Returns a tensor of the files that is a state of another optimizer but not of this one; NULL:
+ * there is none. */
 static const char *foreign_state(const Optimizer *o, const WeightFiles *s)
 {
     const Optimizer *other;
@@ -175,9 +178,9 @@ static bool has_entries_ending(const Layout *l, const char *suffix)
     return false;
 }
 
-/* The weights are already loaded. So if states do not fit, the run had another optimizer, or
- * trained other weights. If the files have no average, neither the average nor its count is
- * read. */
+/* Loads the optimizer's states after the weights. So if states do not fit, the run had another
+ * optimizer, or trained other weights. If the files have no average, neither the average nor its
+ * count is read. */
 static void load_optimizer(const char *folder, WeightFiles s, const json_t *manifest,
                            const Config *c, ParamStore *store)
 {
@@ -206,7 +209,7 @@ static void load_optimizer(const char *folder, WeightFiles s, const json_t *mani
         if (i == 0 || o->state[i].of == STATE_OF_OTHERS)
             check_trained(folder, &l, &s, o->state[i].name);
     StoredStates stored = stored_states(&read, s.file, s.count);
-    store_zero_states(store); /* files have no padding */
+    store_zero_states(store); /* files contain no padding */
     stored_states_read(&stored, &read, s.file, s.count);
     if (!averages)
         counts.average.count = 0;
@@ -220,8 +223,8 @@ static void load_optimizer(const char *folder, WeightFiles s, const json_t *mani
     weight_files_close(&s);
 }
 
-/* Warns if the folder's types of blocks differ, where both have windows, or the scaling of
- * frequencies. */
+/* Warns if layers use a sliding window in the folder but not in the configuration, or the reverse,
+ * provided both have windows. Warns if the types of RoPE scaling differ. */
 static void compare_blocks(const char *folder, const ModelConfig *t, const ModelConfig *c)
 {
     static const char *const rope[] = { "not scaled", "scaled as llama3 does",
@@ -240,15 +243,16 @@ static void compare_blocks(const char *folder, const ModelConfig *t, const Model
              folder, rope[t->rope_scaling.type], rope[c->rope_scaling.type]);
 }
 
-/* The id of the image token; -1 if the model reads only text. */
+/* Returns the id of the image token; -1: the model reads only text. */
 static double image_token(const ModelConfig *m)
 {
     return m->image.feature_size > 0 ? m->image.token_id : -1;
 }
 
-/* Checks what shapes do not show: an unsupported class or activation, which hf_read refuses;
- * other heads, which make another function of the same matrices. Rotation, windows, eps and clip
- * only warn: they may be changed on purpose, as for longer texts. */
+/* Checks settings that shapes do not show. Dies on an unsupported class or activation, which
+ * hf_read refuses, and on other numbers of heads, because the same matrices would then compute
+ * another function. Only warns about RoPE, windows, eps and clip_qkv: a user may change these on
+ * purpose, for example for longer texts. */
 static void check_description(const char *folder, const ModelConfig *c)
 {
     ModelConfig t = *c;
@@ -307,7 +311,7 @@ static void check_description(const char *folder, const ModelConfig *c)
              folder, t.max_sequence_length, c->max_sequence_length);
 }
 
-/* Files need not have padding. */
+/* Files may lack the padding rows of the vocabulary. */
 static void zero_weights(ParamStore *store)
 {
     for (int u = 0; u < store->num_units; u++)
@@ -317,7 +321,7 @@ static void zero_weights(ParamStore *store)
                             tensor_bytes(store->shard[u].slice[r].stored));
 }
 
-/* The folder of the base of the adapters in `folder`. */
+/* Returns the folder of the base of the adapters in `folder`. */
 static const char *base_of(const char *folder, const Lora *l)
 {
     if (!l->base_path || !file_exists(l->base_path))
@@ -335,8 +339,8 @@ static void agree(const char *kind, const char *folder, uint64_t hash)
     watchdog_mark(OPENING, -1);
 }
 
-/* Dies if ranks see different copies of the folder: trainer.json, which has the checksums of all
- * tensors, would differ. */
+/* Dies if ranks see different copies of the folder. Compares trainer.json, which has the checksums
+ * of all tensors. */
 static void agree_on_manifest(const char *folder, bool adapter, json_t *manifest)
 {
     char *text =
@@ -345,8 +349,8 @@ static void agree_on_manifest(const char *folder, bool adapter, json_t *manifest
     free(text);
 }
 
-/* Ranks read different parts of files and might not notice different copies, so three pages of each
- * tensor must agree. */
+/* Ranks read different parts of the files and might not notice that they have different copies. So
+ * checks that three pages of each tensor are equal on all ranks. */
 static WeightFiles agreed(WeightFiles s, const char *folder)
 {
     agree("weights or moments", folder, base_fingerprint(&s));
@@ -362,7 +366,7 @@ bool checkpoint_load(const char *folder, const Config *c, ParamStore *store, Tra
     if (adapter && lora->rank == 0)
         die("%s holds adapters, but the configuration has no lora.rank", folder);
     const char *weights = adapter ? base_of(folder, lora) : folder;
-    /* new adapters continue nothing */
+    /* new adapters have no states to continue */
     json_t *manifest = lora->rank > 0 && !adapter ? NULL : weight_files_manifest(folder);
     agree_on_manifest(folder, adapter, manifest);
     WeightFiles model = agreed(weight_files_open(weights), weights);
@@ -396,8 +400,8 @@ bool checkpoint_load(const char *folder, const Config *c, ParamStore *store, Tra
 
 /* ---- finding checkpoints --------------------------------------------------------------------- */
 
-/* Like weight_files_manifest, but does not die on an incomplete checkpoint: there may be another.
- * `problem`: what is missing. */
+/* As weight_files_manifest, but does not die on an incomplete checkpoint, because there may be
+ * another checkpoint. `problem`: what is missing. */
 static bool is_checkpoint(const char *folder, char *problem, size_t size)
 {
     char *path = xasprintf("%s/trainer.json", folder);
@@ -416,8 +420,8 @@ static bool is_checkpoint(const char *folder, char *problem, size_t size)
     return complete;
 }
 
-/* The complete step<N><suffix> of the highest N, or NULL; `problem`: what is missing in an
- * incomplete one. */
+/* Returns the complete step<N><suffix> with the highest N; NULL: there is none. `problem`: what is
+ * missing in an incomplete one. */
 static char *highest(const char *save_folder, const char *suffix, char *problem, size_t size)
 {
     long *steps;
@@ -437,7 +441,7 @@ static char *highest(const char *save_folder, const char *suffix, char *problem,
  * server does not answer. */
 char *checkpoint_latest(const char *save_folder)
 {
-    enum { MOST_OLD = 9 }; /* stepN.old, stepN.old2, ... */
+    enum { MOST_OLD = 9 }; /* number of names stepN.old, stepN.old2, ... that are tried */
     char problem[4096] = "", other[4096] = "", *name = folder_latest(save_folder), *found = NULL;
     if (name && !text_ends_with(name, ".tmp")) {
         found = folder_latest_path(save_folder);
@@ -467,8 +471,8 @@ char *checkpoint_latest(const char *save_folder)
     return found;
 }
 
-/* Whether rotation may delete the checkpoint: it is not a link, and its config.yaml says that it
- * was saved in this save_folder, not copied into it. */
+/* Whether rotation may delete the checkpoint: it must not be a link, and its config.yaml must say
+ * that it was saved in this save_folder, not copied into it. */
 static bool may_go(const Config *c, const char *path)
 {
     struct stat status;
@@ -476,9 +480,9 @@ static bool may_go(const Config *c, const char *path)
            saved_as_in(path, c->save_folder) != 0;
 }
 
-/* Checkpoints later than `latest` belong to a run that was resumed from an earlier step; they stay
- * until this run reaches them. A checkpoint's SavedAs decides; the current settings can only keep
- * more. */
+/* Checkpoints later than `latest` remain from before a run was resumed from an earlier step; they
+ * stay until this run reaches them. The SavedAs of a checkpoint decides; the current settings can
+ * only keep more checkpoints. */
 void checkpoint_prune(const Config *c)
 {
     char *latest = folder_latest(c->save_folder);

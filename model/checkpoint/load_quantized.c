@@ -1,6 +1,6 @@
 /* A matrix is copied to device memory in BF16 if all its tensors in the files are BF16, else in
- * F32, which has all values of F16. bitsandbytes' NF4 is copied unchanged if the base's format is
- * NF4. Otherwise codes and scales are decoded. */
+ * F32, which has all values of F16. If the base's format is NF4, NF4 of bitsandbytes is copied
+ * unchanged. All other codes and scales are decoded. */
 #include "model/checkpoint/load_quantized.h"
 
 #include <stdlib.h>
@@ -19,17 +19,17 @@ typedef struct {
     ParamStore *store;
     SafeFile *const *files;
     int count;
-    char *raw; /* safetensors_chunk bytes, as values */
+    char *raw; /* safetensors_chunk bytes; so is `values` */
     float *values;
 } Reading;
 
-/* The tensors of a matrix, which follow each other: entries first .. end - 1. */
+/* The tensors of a matrix, which are consecutive: entries first .. end - 1. */
 typedef struct {
     int unit, first, end;
     const Param *p;
 } Matrix;
 
-/* Goes to the next matrix of the region; false: there is none. From { 0 } on. */
+/* Advances to the next matrix of the region; returns false if there is none. Start with { 0 }. */
 static bool next_matrix(const Reading *r, Matrix *m)
 {
     const LayoutEntry *all = r->l->entry, *end = all + r->l->num_entries, *p = all + m->end;
@@ -67,8 +67,8 @@ static void check_finite(const Reading *r, Tensor part, const SafeFile *file, co
             file->path, name);
 }
 
-/* part: destination of entry i. All ranks of a stage's copy read the same bytes; only the first
- * one's checksum counts. */
+/* part: destination of entry i. All ranks of a stage's copy read the same bytes; only the first of
+ * these ranks adds to the checksum. */
 static void read_tensor(const Reading *r, int i, Tensor part)
 {
     const LayoutEntry *p = &r->l->entry[i];
@@ -84,8 +84,8 @@ static void read_tensor(const Reading *r, int i, Tensor part)
     check_finite(r, part, reader.from.file, p->name);
 }
 
-/* Whether bitsandbytes stored the matrix in the base's format; dies if only some of its tensors
- * are. */
+/* Whether bitsandbytes stored the matrix in the base's format. Dies if it stored only some of the
+ * matrix's tensors so. */
 static bool is_quantized(const Reading *r, const Matrix *m)
 {
     if (r->store->base_format != BASE_NF4)
@@ -121,7 +121,7 @@ static void read_quantized(const Reading *r, const Matrix *m)
     free(groups);
 }
 
-/* memory: device memory for the matrix in its format. */
+/* memory: device memory for a whole matrix in BF16 or F32. */
 static void read_matrix(const Reading *r, const Matrix *m, void *memory)
 {
     if (is_quantized(r, m)) {

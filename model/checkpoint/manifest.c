@@ -1,5 +1,5 @@
-/* Reads the manifest, and checks all values: the disk may have failed, or somebody edited the
- * file. */
+/* Reads the manifest and checks all of its values: the disk may have failed, or a user may have
+ * edited the file. */
 #include "model/checkpoint/manifest.h"
 
 #include <errno.h>
@@ -56,7 +56,7 @@ static const ConfigKey counts[] = {
     COUNT("loader.instance", U64, loader.instance),
 };
 
-/* `key` of `object`; errors call it `name`. */
+/* Reads `key` of `object`; errors call it `name`. */
 static uint64_t hexadecimal(const json_t *object, const char *key, const char *name,
                             const char *path)
 {
@@ -81,7 +81,7 @@ static void read_spikes(SpikeWindow *w, const json_t *spikes, const char *path)
 
 #define POSITION(field) offsetof(SourcePosition, field)
 
-/* Sources in the order of the file: those of its mixture are the first. */
+/* Reads sources in the order of the file; the first ones are the sources of its present mixture. */
 static void read_mix(TrainState *s, const json_t *mix, const char *path)
 {
     static const ConfigKey position_keys[] = { NUMBER("epoch", U64, POSITION(epoch)),
@@ -139,7 +139,7 @@ StateCounts manifest_counts(const json_t *manifest, const char *folder)
     return c;
 }
 
-/* Old checkpoints have neither data_sample nor spikes. */
+/* Old checkpoints lack data_sample and spikes. */
 void manifest_state(TrainState *s, const json_t *manifest, const char *folder)
 {
     char *path = xasprintf("%s/trainer.json", folder);

@@ -1,4 +1,4 @@
-/* Finds a name in a list by binary search. */
+/* An index of names for binary search. */
 #pragma once
 
 typedef struct {
@@ -6,11 +6,12 @@ typedef struct {
     int count;
 } NameIndex;
 
-/* Adds a copy of a name, which belongs to number `at` of a list. After the last one: sort. */
+/* Adds a copy of a name, which belongs to entry `at` of a list. After the last name, call
+ * name_index_sort. */
 void name_index_add(NameIndex *x, const char *name, int at);
 void name_index_sort(NameIndex *x);
 
-/* The lowest number with that name; -1: none. */
+/* Returns the lowest entry with this name; -1: none. */
 int name_index_find(const NameIndex *x, const char *name);
 
 void name_index_free(NameIndex *x);

@@ -17,7 +17,7 @@ _Static_assert(offsetof(Nf4Group, codes) == 0 && offsetof(Nf4PlainGroup, codes) 
 
 enum { BLOCKS = NF4_GROUP / NF4_BLOCK, MAX_STATE = 65536 };
 
-/* The tensor NAME<suffix>; tensor NULL: it is in none of the files. */
+/* Finds the tensor NAME<suffix>; tensor NULL: no file has it. */
 static Found find(SafeFile *const *file, int count, const char *name, const char *suffix)
 {
     char *full = xasprintf("%s%s", name, suffix);
@@ -26,7 +26,8 @@ static Found find(SafeFile *const *file, int count, const char *name, const char
     return f;
 }
 
-/* Dies if it is not there, or not `bytes` bytes of that type. dtype NULL: any. */
+/* Dies if the tensor is missing, or does not have `bytes` bytes of this type. dtype NULL: any
+ * type. */
 static Found need(SafeFile *const *file, int count, const char *name, const char *suffix,
                   const char *dtype, size_t bytes)
 {
@@ -62,7 +63,8 @@ static bool is_integer(const json_t *value, long long expected)
     return json_is_integer(value) && json_integer_value(value) == expected;
 }
 
-/* Dies unless the state describes a supported format; returns the offset of `nested` scales. */
+/* Dies unless the state describes a supported format. Returns the offset of scales with double
+ * quantization. */
 static float check_state(const json_t *state, const char *where, size_t rows, size_t cols,
                          bool nested)
 {
@@ -92,7 +94,7 @@ static float check_state(const json_t *state, const char *where, size_t rows, si
     return (float)json_number_value(offset);
 }
 
-/* The state of NAME, nf4's or fp4's; tensor NULL: there is none. */
+/* Finds the quantization state of NAME, of nf4 or fp4; tensor NULL: there is none. */
 static Found find_state(SafeFile *const *file, int count, const char *name)
 {
     const Found f = find(file, count, name, ".quant_state.bitsandbytes__nf4");
@@ -124,13 +126,13 @@ bool nf4_source_has(SafeFile *const *file, int count, const char *name)
     return find_state(file, count, name).tensor != NULL;
 }
 
-/* A field of a group's struct: offset and bytes. */
+/* A field of a group's struct: its offset and size in bytes. */
 typedef struct {
     size_t at, size;
 } Field;
 
-/* Reads that field of each group of `stride` bytes from f, where the fields are contiguous and the
- * last may be short. */
+/* Reads a field of each group from f, where the values of this field are contiguous; the last may
+ * be short. stride: bytes of a group's struct. */
 static void read_field(void *to, size_t stride, Field field, Found f, size_t first, size_t groups)
 {
     const size_t chunk = safetensors_chunk / field.size + 1;
@@ -147,7 +149,7 @@ static void read_field(void *to, size_t stride, Field field, Found f, size_t fir
     free(buffer);
 }
 
-/* The common part of both kinds: checks state and map, and reads the codes. Returns the offset. */
+/* The part that both kinds share: checks state and map, and reads the codes. Returns the offset. */
 static float read_codes(void *to, bool nested, SafeFile *const *file, int count, const char *name,
                         size_t rows, size_t cols, size_t first, size_t groups)
 {
@@ -157,7 +159,7 @@ static float read_codes(void *to, bool nested, SafeFile *const *file, int count,
     const float offset = read_state(file, count, name, rows, cols, nested);
     check_map(file, count, name, ".quant_map", nf4_map(), 16);
     memset(to, 0, groups * stride);
-    /* any type: bnb_4bit_quant_storage */
+    /* the tensor may have any type: bnb_4bit_quant_storage */
     const Found codes = need(file, count, name, "", NULL, (rows * cols + 1) / 2);
     read_field(to, stride, (Field){ offsetof(Nf4Group, codes), NF4_GROUP / 2 }, codes, first,
                groups);

@@ -1,13 +1,14 @@
-/* safetensors [huggingface.co/docs/safetensors]: u64 length N of the header, little endian; N bytes
- * of JSON, padded with spaces to a multiple of 8: {"name": {"dtype", "shape", "data_offsets":
- * [begin, end)}, ...}, offsets from the end of the header; then the data, which the tensors cover
- * without holes. "__metadata__" has strings and is skipped.
+/* safetensors [huggingface.co/docs/safetensors]: a file begins with the length N of the header, as
+ * a little-endian u64. N bytes of JSON follow, padded with spaces to a multiple of 8: {"name":
+ * {"dtype", "shape", "data_offsets": [begin, end)}, ...}; offsets count from the end of the header.
+ * Then comes the data, which the tensors cover without holes. "__metadata__" has strings and is
+ * skipped.
  *
- * The file may be damaged, so offsets and shapes are checked before use; sizes are compared by
- * division, because a product could overflow.
+ * The file may be damaged, so offsets and shapes are checked before use; the code divides sizes
+ * instead of multiplying, because a product could overflow.
  *
- * Data may be written by a thread, which must not end the program: functions that write return
- * false on an error and store the reason in the SafeFile. */
+ * A thread may write data, and it must not end the program: functions that write return false on an
+ * error and store the reason in the SafeFile. */
 #include "model/checkpoint/safetensors.h"
 
 #include <errno.h>
@@ -105,7 +106,7 @@ static size_t json_size(const SafeFile *f, const char *name, const json_t *value
     return (size_t)json_integer_value(value);
 }
 
-/* Whether elements of `size` bytes in t's shape fill its bytes exactly. */
+/* Whether the bytes of t are exactly its shape times `size` bytes. */
 static bool shape_fits(const SafeTensor *t, size_t size)
 {
     size_t rest = t->end - t->begin;
@@ -156,7 +157,7 @@ static int by_begin(const void *a, const void *b)
     return x->begin > y->begin ? 1 : -1;
 }
 
-/* Dies on holes, overlaps, or another number of bytes than the file has. */
+/* Dies if tensors leave holes or overlap, or if their size differs from the file's. */
 static void check_cover(SafeFile *f)
 {
     qsort(f->tensor, (size_t)f->count, sizeof *f->tensor, by_begin);
@@ -390,7 +391,7 @@ bool safetensors_write(SafeFile *f, const SafeTensor *t, size_t at, const void *
     return true;
 }
 
-/* Some file systems report a full disk only here. */
+/* some file systems report a full disk only at this call */
 bool safetensors_sync(SafeFile *f)
 {
     beat(f);

@@ -2,15 +2,15 @@
  *
  *   IDLE -checkpoint_begin-> WRITING -checkpoint_poll or checkpoint_finish-> IDLE
  *
- * checkpoint_begin copies this rank's part to host memory, and training continues while a thread
- * per rank writes it to disk; the host memory is allocated by the first save and reused. Every rank
- * knows without communication whether a save is in progress. The thread calls neither MPI nor the
- * device and never dies: it stores its error, which the main thread reports. When all ranks have
- * written, rank 0 publishes.
+ * checkpoint_begin copies this rank's slices to host memory. Training continues while a thread per
+ * rank writes them to disk. The first save allocates the host memory, and later saves reuse it.
+ * Every rank knows without communication whether a save is in progress. The thread calls neither
+ * MPI nor the device and never dies: it stores its error, which the main thread reports. When all
+ * ranks have written, rank 0 publishes.
  *
- * The manifest is the last file written into stepN.tmp; stepN.tmp becomes stepN when all of it is
- * on disk. So a crash at any moment leaves the last complete checkpoint. Non-finite state is never
- * saved, and a save can be dropped until it is published. */
+ * The manifest is the last file written into stepN.tmp; stepN.tmp becomes stepN when all its files
+ * are on disk. So a crash at any moment leaves the last complete checkpoint. A state with
+ * non-finite values is never saved, and a save can be dropped until it is published. */
 #include "model/checkpoint/save.h"
 
 #include <inttypes.h>
@@ -39,23 +39,23 @@
 #include "model/formats/adapter.h"
 #include "model/formats/hf.h"
 
-/* step<N>, step<N>-aborted, step<N>-average */
+/* kind of save: step<N>, step<N>-aborted, step<N>-average */
 typedef enum { SAVE_STEP, SAVE_ASIDE, SAVE_AVERAGE } SaveKind;
 
 static struct {
     const Config *config; /* NULL: no save in progress */
     TrainState state;
     StateCounts counts; /* counts of the optimizer's states */
-    char *folder;       /* stepN.tmp */
-    Layout model;       /* the whole model; with adapters, only the adapters */
+    char *folder;       /* path of stepN.tmp */
+    Layout model;       /* the whole model; if there are adapters, only the adapters */
     Layout optimizer;
     Range *own;
-    char *snapshot;  /* this rank's part of `model`, then of `optimizer` */
+    char *snapshot;  /* this rank's slices of `model`, then of `optimizer` */
     size_t capacity; /* size of snapshot in bytes */
     pthread_t writer;
     atomic_bool written; /* the writer has ended and set problem and seconds */
     SaveKind kind;
-    const char *problem; /* NULL: it is on disk */
+    const char *problem; /* error of the writer; NULL: everything is on disk */
     double seconds;      /* seconds that the writer took */
     double paused;       /* seconds that training waited */
 } save;
@@ -83,7 +83,7 @@ static void write_json(const char *name, json_t *value)
     free(text);
 }
 
-/* Writes the index. map, bytes: of the vision tower's tensors. */
+/* Returns the index. map, bytes: the vision tower's tensors with their file, and their size. */
 static json_t *index_of(const Layout *l, json_t *map, json_int_t bytes)
 {
     for (int i = 0; i < l->num_entries; i++) {
@@ -94,7 +94,7 @@ static json_t *index_of(const Layout *l, json_t *map, json_int_t bytes)
     return json_pack("{s:{s:I}, s:o}", "metadata", "total_size", bytes, "weight_map", map);
 }
 
-/* Adds the files' sizes to the manifest's list; returns their sum. */
+/* Adds the sizes of the files to the manifest's list. Returns their sum. */
 static size_t list_files(json_t *files, const Layout *l)
 {
     size_t sum = 0;
@@ -126,7 +126,7 @@ static json_t *hexadecimal(uint64_t x)
     return json_sprintf("%016" PRIx64, x);
 }
 
-/* name: its weight and place. */
+/* Returns the weight and the position of each source, by its name. */
 static json_t *mixed_sources(const TrainState *s)
 {
     json_t *all = json_object();
@@ -187,17 +187,17 @@ static void write_adapter_config(const Config *c)
     free(base);
 }
 
-/* Writes all files but the tensors; returns the bytes of the tensors. */
+/* Writes all files except the tensors. Returns the size of the tensors in bytes. */
 static size_t write_descriptions(void)
 {
     const Config *c = save.config;
     json_t *files = json_object(), *map = json_object(), *sums = json_object();
     size_t bytes = list_files(files, &save.model) + list_files(files, &save.optimizer);
-    /* with adapters, the base has the tower */
+    /* if there are adapters, the tower is in the folder of the base */
     const size_t tower = c->model.lora.rank > 0 ? 0 : tower_write(save.folder, map, files, sums);
     json_t *config = hf_config(&c->model, c->recipe.master.dtype);
     tokenizer_files_complete_config(config);
-    if (c->model.lora.rank > 0) { /* a folder with a config.json would count as a whole model */
+    if (c->model.lora.rank > 0) { /* a config.json would make the folder a whole model */
         tokenizer_files_keep_eos(config);
         json_decref(config);
         write_adapter_config(c);
@@ -247,7 +247,7 @@ static void start_writer(void)
         die("%s: cannot start a thread to write it: %s", save.folder, strerror(error));
 }
 
-/* Whether all ranks have written their parts. Dies if one could not. */
+/* Whether all ranks have written their slices. Dies if a rank had an error. */
 static bool all_written(void)
 {
     bool written = atomic_load(&save.written), failed = written && save.problem;
@@ -261,7 +261,7 @@ static bool all_written(void)
             save.problem, save.state.step);
     }
     if (x[1] > 0)
-        comm_barrier(); /* the rank that failed reports, then ends all */
+        comm_barrier(); /* the rank with the error reports it, then ends all ranks */
     if (x[0] > 0)
         return false;
     save.seconds = x[2];
@@ -308,7 +308,7 @@ static void die_if_not_finite(const ParamStore *store)
             save.state.step, name, folder_say_latest(save.config->save_folder));
 }
 
-/* The path of the folder to write, on all ranks; rank 0 chooses a free name. */
+/* Returns the path of the folder to write, on all ranks. Rank 0 chooses a free name. */
 static char *choose_folder(const char *save_folder, long step)
 {
     char name[64] = "", *path = comm_rank() == 0 ? folder_choose(save_folder, step) : NULL;
@@ -319,7 +319,7 @@ static char *choose_folder(const char *save_folder, long step)
     return xasprintf("%s/%s", save_folder, name);
 }
 
-/* SAVE_ASIDE: also values that are not finite. SAVE_AVERAGE: no optimizer. */
+/* SAVE_ASIDE: also saves values that are not finite. SAVE_AVERAGE: saves no optimizer states. */
 static void begin(const Config *c, const ParamStore *store, const TrainState *s, size_t file_limit,
                   SaveKind kind)
 {
@@ -360,7 +360,8 @@ static void close_save(void)
     save.config = NULL;
 }
 
-/* An aborted state replaces no checkpoint. Returns the final path, malloc'ed. */
+/* Publishes the folder; an aborted state replaces no checkpoint. Returns the final path,
+ * malloc'ed. */
 static char *publish(void)
 {
     const Config *c = save.config;
@@ -398,8 +399,8 @@ bool checkpoint_poll(void)
     return true;
 }
 
-/* Polls instead of blocking in a collective, in which the watchdog could not tell a rank that still
- * writes from one that hangs. */
+/* Polls instead of blocking in a collective, in which the watchdog could not distinguish a rank
+ * that still writes from a rank that hangs. */
 static void wait_for_writers(void)
 {
     watchdog_wait_for(WORKER_SAVE);
@@ -424,7 +425,7 @@ void checkpoint_drop(void)
         return;
     wait_for_writers();
     close_save();
-    /* NFS renames a deleted file that is still open, which keeps the folder */
+    /* NFS renames a deleted file that is still open, and the folder then cannot be removed */
     comm_barrier();
     if (comm_rank() == 0)
         folder_clean(c->save_folder);

@@ -2,16 +2,17 @@
 #pragma once
 #include "model/checkpoint/checkpoint.h"
 
-/* Saving, overlapped with training. All ranks call all four. begin: waits for an earlier save,
- * creates files of up to `file_limit` bytes, copies this rank's part of weights and moments to
- *     host memory, and returns while a thread writes it to save_folder/step<N>.tmp. `c` must stay until the save is complete;
- *     `s` is copied.
- * poll: if a save is in progress and all ranks have written their parts, completes it and returns
- * true. Otherwise returns
- *     false at once. Completing: step<N>.tmp becomes step<N>, save_folder/latest points to it, older ones are pruned.
- * finish: waits until a save in progress is complete. drop: discards a save in progress and its
- * files. They die if the disk fails; the last complete checkpoint is then unchanged. begin also
- * dies if a weight or moment is not finite, naming it. */
+/* Saves a run while training continues. All ranks must call all four functions.
+ * begin: waits for an earlier save, creates files of up to `file_limit` bytes, and copies this
+ * rank's slices of weights and moments to host memory. Then returns, while a thread writes these to
+ * save_folder/step<N>.tmp. `c` must stay until the save is complete; `s` is copied.
+ * poll: if a save is in progress and all ranks have written their slices, completes the save and
+ * returns true; otherwise returns false at once. To complete a save, step<N>.tmp becomes step<N>,
+ * save_folder/latest points to it, and older checkpoints are pruned.
+ * finish: waits until a save in progress is complete.
+ * drop: discards a save in progress and its files.
+ * All die if the disk fails; the last complete checkpoint is then unchanged. begin also dies if a
+ * weight or moment is not finite; the message names it. */
 void checkpoint_begin(const Config *c, const ParamStore *store, const TrainState *s,
                       size_t file_limit);
 bool checkpoint_poll(void);
@@ -19,12 +20,12 @@ void checkpoint_finish(void);
 void checkpoint_drop(void);
 
 /* For a run that cannot continue: saves its state, finite or not, as step<N>-aborted next to its
- * checkpoints, which do not change. Returns the path, malloc'ed, when it is on disk. */
+ * checkpoints, which do not change. Returns the path, malloc'ed, when everything is on disk. */
 char *checkpoint_set_aside(const Config *c, const ParamStore *store, const TrainState *s,
                            size_t file_limit);
 
 /* Saves only the weights, as step<N>-average: a folder for other programs, with average.json, which
- * describes the average. Replaces one of an earlier process. Dies as the others do. No save
- * may be in progress. */
+ * describes the average. Replaces the average of an earlier process. Dies if the disk fails. No
+ * save may be in progress. */
 void checkpoint_write_average(const Config *c, const ParamStore *store, const TrainState *s,
                               size_t file_limit);

@@ -32,7 +32,7 @@ static bool is_file(const char *path)
     return stat(path, &status) == 0 && S_ISREG(status.st_mode);
 }
 
-/* trainer.json, owned by the caller; NULL: there is none, or it cannot be read. */
+/* Reads trainer.json, owned by the caller; NULL: there is none, or it cannot be read. */
 static json_t *manifest_of(const char *folder)
 {
     char *path = xasprintf("%s/trainer.json", folder);
@@ -73,7 +73,7 @@ bool saved_as_ours(const char *folder)
     return ours;
 }
 
-/* The argument of read_yaml, which error_catch calls since the file may be invalid. */
+/* The argument of read_yaml when error_catch calls it: the file may be invalid. */
 typedef struct {
     const char *path;
     YamlNode *root;
@@ -94,7 +94,7 @@ int saved_as_in(const char *folder, const char *save_folder)
     const YamlNode *n = r.root ? yaml_find(r.root, "save_folder") : NULL;
     int in =
         n && n->text ? strcmp(n->text, save_folder) == 0 || file_is_same(n->text, save_folder) : -1;
-    if (in == 1 && n->text[0] != '/') /* another project may have the same runs/a */
+    if (in == 1 && n->text[0] != '/') /* a relative path may belong to another project */
         in = -1;
     yaml_free(r.root);
     free(path);

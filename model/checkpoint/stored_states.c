@@ -1,7 +1,7 @@
-/* Works on a chunk of a rank's shard at a time: reads it to the host, tensor by tensor, in the
- * files' format, and encodes it in the run's. Groups start at multiples of their size in the unit's
- * region and chunks at multiples of PARAM_ALIGN, so no group is split. The conversion is that of
- * kernels/values.h, on all cores. */
+/* Works on a chunk of a rank's shard at a time: reads the chunk to the host, tensor by tensor, in
+ * the files' format, and encodes it in the run's format. In the unit's region, groups start at
+ * multiples of their size and chunks at multiples of PARAM_ALIGN, so no group is split.
+ * kernels/values.h converts the values, on all cores. */
 #include "model/checkpoint/stored_states.h"
 
 #include <pthread.h>
@@ -25,7 +25,7 @@ enum { MAX_SLICES = 16 }; /* threads that convert a chunk */
 
 /* ---- formats --------------------------------------------------------------------------------- */
 
-/* The dynamic map of codes with the type U8: the map of an optimizer that has an 8-bit state of
+/* The dynamic map that codes of type U8 use: the map of an optimizer that has an 8-bit state of
  * this name. */
 static DType dynamic_map(const char *state, DType otherwise)
 {
@@ -58,9 +58,9 @@ static void lay_out(StoredStates *s, const ParamStore *store)
     s->layout = layout_make(NULL, LAYOUT_OPTIMIZER, &there, 0);
 }
 
-/* Finds the size of FP8 groups, the same for all weights, from the numbers of scales. With small
- * tensors several sizes fit. If so, the function takes the run's size if the format agrees
- * otherwise, and else the smallest size, which gives each element the same scale. */
+/* Finds the size of FP8 groups, which is the same for all weights, from the numbers of scales. With
+ * small tensors, several sizes are possible. Then chooses the run's size, if the format is
+ * otherwise equal, and else the smallest size, which gives each element the same scale. */
 static void choose_group(StoredStates *s, int state, Format there, Format ours,
                          const ParamStore *store, SafeFile *const *files, int count)
 {
@@ -80,8 +80,8 @@ static void choose_group(StoredStates *s, int state, Format there, Format ours,
         s->optimizer.state[state].name);
 }
 
-/* The first tensor of the files that is this state of a weight in a layer, or else of another
- * weight; NULL: there is none. */
+/* Returns the first tensor of the files that is this state: of a weight in a layer if there is one,
+ * else of another weight. NULL: there is none. */
 static const SafeTensor *find_state(const StoredStates *s, const ParamStore *store, int state,
                                     bool in_layer, SafeFile *const *files, int count)
 {
@@ -95,8 +95,8 @@ static const SafeTensor *find_state(const StoredStates *s, const ParamStore *sto
     return t;
 }
 
-/* The format with the type of this tensor and that of its scales; `ours` if there is no such format
- * of states. */
+/* The format of a tensor by its type and the type of its scales; `ours` if no format of states has
+ * these types. */
 static Format format_of(const SafeTensor *t, const char *state, Format ours, SafeFile *const *files,
                         int count)
 {
@@ -157,7 +157,7 @@ typedef struct {
     int count;
 } Reading;
 
-/* Elements of a chunk, a multiple of PARAM_ALIGN. */
+/* Number of elements of a chunk, a multiple of PARAM_ALIGN. */
 static size_t chunk_elements(void)
 {
     return safetensors_chunk / sizeof(float) / PARAM_ALIGN * PARAM_ALIGN;
@@ -178,7 +178,7 @@ static void free_host(Tensor t)
     free(t.scale);
 }
 
-/* The range of elements, or groups' scales, [from, to) of an entry's region that is in the entry
+/* The intersection of elements, or scales of groups, [from, to) of an entry's region with the entry
  * and its tensor. */
 static Range overlap(const LayoutEntry *p, const SafeTensor *t, size_t from, size_t to)
 {
@@ -188,8 +188,8 @@ static Range overlap(const LayoutEntry *p, const SafeTensor *t, size_t from, siz
     return r.first < r.end ? r : (Range){ 0, 0 };
 }
 
-/* Reads elements [first, first + n) of the unit's region, and their scales, into x; padding, which
- * no tensor has, is 0. */
+/* Reads elements [first, first + n) of the unit's region, and their scales, into x. Padding, which
+ * is in no tensor, becomes 0. */
 static void read_chunk(const Reading *r, Tensor x, int unit, int state, size_t first, size_t n)
 {
     Layout *l = &r->s->layout;
@@ -232,7 +232,7 @@ static void *convert_slice(void *slice)
     return NULL;
 }
 
-/* This rank's share of its host's cores. */
+/* Number of this rank's cores: its share of the host's cores. */
 static int num_slices(void)
 {
     cpu_set_t cores;
@@ -241,8 +241,8 @@ static int num_slices(void)
     return own < 1 ? 1 : own > MAX_SLICES ? MAX_SLICES : own;
 }
 
-/* here = there, n elements via x. An expanded one takes about 0.1 us: a 7B model takes half an hour
- * on one core. */
+/* here = there, for n elements, through the buffer x. An element with dynamic range expansion takes
+ * about 0.1 us: a 7B model takes half an hour on one core. */
 static void convert(Tensor here, Tensor there, float *x, size_t n)
 {
     const size_t count = (size_t)num_slices(), blocks = n / PARAM_ALIGN;
@@ -250,7 +250,7 @@ static void convert(Tensor here, Tensor there, float *x, size_t n)
     pthread_t thread[MAX_SLICES];
     bool runs[MAX_SLICES] = { false };
     slice[0] = (Conversion){ there, here, x, 0, PARAM_ALIGN };
-    /* before the threads: the first use of a format fills its tables */
+    /* before threads start, because the first use of a format fills its tables */
     convert_slice(&slice[0]);
     for (size_t i = 0; i < count; i++) {
         const size_t first = blocks * i / count * PARAM_ALIGN,
@@ -278,7 +278,7 @@ static bool is_converted(const StoredStates *s, const ParamStore *store, int uni
                          store->shard[unit].state[state].format);
 }
 
-/* x: space for a chunk. */
+/* x: a buffer for one chunk. */
 static void read_state(const Reading *r, const ParamStore *store, int unit, int state, float *x)
 {
     const Shard *shard = &store->shard[unit];
@@ -300,7 +300,7 @@ static void read_state(const Reading *r, const ParamStore *store, int unit, int 
     free_host(here);
 }
 
-/* The entries that are converted. */
+/* Sets is_read of the entries that must be converted: layout_read then only checks them. */
 static void check_entries(const Reading *r, const ParamStore *store)
 {
     const Layout *l = &r->s->layout;
@@ -321,7 +321,7 @@ static void check_entries(const Reading *r, const ParamStore *store)
     }
 }
 
-/* l->sum becomes this rank's contribution to the checksum of each converted tensor. */
+/* Sets l->sum to this rank's contribution to the checksum of each converted tensor. */
 static void shift_sums(const Reading *r, const ParamStore *store)
 {
     Layout *l = &r->s->layout;
@@ -337,7 +337,7 @@ static void shift_sums(const Reading *r, const ParamStore *store)
     }
 }
 
-/* Reports once per state; twice if the states of blocks and of other weights differ. */
+/* Reports each conversion once per state; twice if states of blocks and of other weights differ. */
 static void print_conversion(const Reading *r, const ParamStore *store, int state)
 {
     static const char *const where[2] = { " of the blocks", " outside the blocks" };

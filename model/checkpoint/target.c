@@ -22,7 +22,7 @@ static int lock(const char *path)
     return fd;
 }
 
-/* The empty file that marks a <path>.tmp of target_begin. */
+/* Name of the empty file that marks a <path>.tmp of target_begin. */
 static const char UNFINISHED[] = "unfinished";
 
 bool target_is_unfinished(const char *path)
@@ -30,7 +30,7 @@ bool target_is_unfinished(const char *path)
     return file_is_in(path, UNFINISHED);
 }
 
-/* Dies on any other folder of that name: somebody may need it. */
+/* Dies on any other folder with this name: a user may need it. */
 static void remove_unfinished(const char *temporary)
 {
     if (file_exists(temporary) && !target_is_unfinished(temporary) && rmdir(temporary) != 0)

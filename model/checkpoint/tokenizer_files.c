@@ -1,4 +1,4 @@
-/* These small files stay in rank 0's memory from loading to saving. */
+/* Rank 0 keeps these small files in memory from loading to saving. */
 #include "model/checkpoint/tokenizer_files.h"
 
 #include <dirent.h>
@@ -16,13 +16,13 @@
 #include "model/formats/file.h"
 
 static const char *const model_files[] = {
-    "config.json", /* not written as a file: tokenizer_files_complete_config merges its values */
+    "config.json", /* merged by tokenizer_files_complete_config, not written as a file */
     "generation_config.json", "preprocessor_config.json",
     "processor_config.json", /* files of models with images */
 };
 
-/* The files that transformers saves for tokenizers of all classes here, and Mistral's own
- * format. */
+/* The files that transformers saves for the tokenizers of all supported classes, and the file of
+ * Mistral's own format. */
 static const char *const tokenizer_files[] = {
     "tokenizer.json",
     "tokenizer.model",
@@ -38,7 +38,7 @@ static const char *const tokenizer_files[] = {
 };
 static const char templates[] = "additional_chat_templates"; /* a folder of *.jinja */
 
-/* The files with the tokens: a folder has a tokenizer if it has one of them. */
+/* Files with the vocabulary: a folder has a tokenizer if it has one of these files. */
 static const char *const vocabularies[] = { "tokenizer.json", "tokenizer.model", "vocab.json",
                                             "vocab.txt", "tekken.json" };
 
@@ -51,7 +51,7 @@ typedef struct {
 } Held;
 static Held *held;
 static int num_held;
-static bool taken; /* the tokenizer is the one that the configuration names */
+static bool taken; /* the tokenizer comes from the configuration's tokenizer path */
 
 static Held *find(const char *name)
 {
@@ -82,7 +82,7 @@ static void hold(const char *name, char *data, size_t bytes, bool tokenizer)
     held[num_held++] = (Held){ xstrdup(name), data, bytes, tokenizer };
 }
 
-/* Reads the file, if there is one, as `name`. */
+/* Reads the file, if it exists, and stores it under `name`. */
 static void read_file(const char *path, const char *name, bool tokenizer)
 {
     check_regular(path);
@@ -164,7 +164,8 @@ static json_int_t greater(json_int_t a, json_int_t b)
     return a > b ? a : b;
 }
 
-/* The highest id of a tokenizer.json; -1: it has none. Unigram's vocabulary is a list. */
+/* Returns the highest id of a tokenizer.json; -1: the file has no ids. The vocabulary of Unigram is
+ * a list. */
 static json_int_t highest_id(json_t *tokenizer)
 {
     json_t *vocab = json_object_get(json_object_get(tokenizer, "model"), "vocab"), *value;
@@ -177,7 +178,7 @@ static json_int_t highest_id(json_t *tokenizer)
     return highest;
 }
 
-/* Without a tokenizer.json the tokens cannot be checked. */
+/* Without a tokenizer.json the ids cannot be checked. */
 static void check_vocabulary(const char *path, int vocab_size)
 {
     const Held *h = find("tokenizer.json");
@@ -238,7 +239,7 @@ static bool names(const json_t *eos, const json_t *token)
     return found;
 }
 
-/* A list of the token, then eos, which is one token or a list. */
+/* Returns a list: the token, then eos, which is one token or a list. */
 static json_t *before(json_t *token, json_t *eos)
 {
     json_t *all = json_pack("[O]", token);
@@ -249,7 +250,7 @@ static json_t *before(json_t *token, json_t *eos)
     return all;
 }
 
-/* A file's text; the caller owns it. */
+/* Reads the text of a file; the caller owns it. */
 static char *text_of(const json_t *file)
 {
     char *text = json_dumps(file, JSON_INDENT(2) | JSON_REAL_PRECISION(15));
@@ -258,9 +259,9 @@ static char *text_of(const json_t *file)
     return text;
 }
 
-/* Programs stop at the eos of generation_config.json before that of config.json. If the file, as of
- * a base model, names other tokens than this run's eos, the eos is added. A file that names it, or
- * no eos, does not change. */
+/* Programs stop at the eos of generation_config.json; it takes precedence over the eos of
+ * config.json. If that file names only other tokens than this run's eos, as for a base model, the
+ * eos is added. A file that names this eos, or no eos, does not change. */
 static void complete_generation(json_t *token)
 {
     Held *h = find("generation_config.json");
@@ -275,7 +276,7 @@ static void complete_generation(json_t *token)
     json_decref(file);
 }
 
-/* Adds what the loaded text model's config.json has. */
+/* Adds keys from the text model's loaded config.json. */
 static void complete_text(json_t *config, const json_t *loaded)
 {
     json_t *bos = json_object_get(loaded, "bos_token_id"),
@@ -291,8 +292,8 @@ static void complete_text(json_t *config, const json_t *loaded)
         json_object_set(config, "max_position_embeddings", length);
 }
 
-/* For a model with images it also adds all keys that describe its tower and its images, as
- * vision_config. */
+/* For a model with images, also adds all keys that describe its vision tower and its images, such
+ * as vision_config. */
 void tokenizer_files_complete_config(json_t *config)
 {
     const Held *h = find("config.json");
@@ -300,10 +301,10 @@ void tokenizer_files_complete_config(json_t *config)
            *text = json_object_get(config, "text_config");
     complete_text(text ? text : config, text ? json_object_get(loaded, "text_config") : loaded);
     if (text && loaded) {
-        /* dtype and quantization_config describe the loaded weights */
+        /* these keys describe the loaded weights */
         json_object_del(loaded, "dtype");
         json_object_del(loaded, "quantization_config");
-        /* the configuration has it as image_token_index */
+        /* this run writes it as image_token_index */
         json_object_del(loaded, "image_token_id");
         json_object_update_missing(config, loaded);
     }

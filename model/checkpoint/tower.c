@@ -1,4 +1,4 @@
-/* Copies tensors from file to file. */
+/* Copies the tensors of the vision tower from file to file. */
 #include "model/checkpoint/tower.h"
 
 #include <inttypes.h>
@@ -50,7 +50,7 @@ void tower_read(const WeightFiles *s)
             opened[num_opened++] = reopen(s->file[i]);
 }
 
-/* `name` without `first`, if it begins with it. */
+/* Returns `name` without the prefix `first`, if it has this prefix. */
 static const char *without(const char *name, const char *first)
 {
     const size_t n = strlen(first);
@@ -92,7 +92,7 @@ bool tower_exists(void)
     return num_opened > 0;
 }
 
-/* Returns the checksum. */
+/* Copies a tensor. Returns its checksum. */
 static uint32_t copy(SafeFile *to, const SafeFile *from, const SafeTensor *t)
 {
     const SafeTensor *at = safetensors_find(to, t->name);

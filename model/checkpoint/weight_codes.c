@@ -71,7 +71,8 @@ void codes_int8_llm(int8_t *codes, float *most, float *w, size_t rows, size_t co
 {
     for (size_t r = 0; r < rows; r++, w += cols, codes += cols) {
         convert_encode(w, "F16", w, cols);
-        /* from the end, since a float overwrites two codes, which must have been decoded */
+        /* from the end, because a float overwrites two codes, which must have been decoded
+         * already */
         for (size_t i = cols; i-- > 0;)
             convert_decode(&w[i], "F16", (const uint16_t *)w + i, 1);
         most[r] = largest(w, cols);
@@ -101,7 +102,7 @@ void codes_int4_pack(uint32_t *packed, const int8_t *codes, size_t n)
 
 /* ---- the scale of a group of 4-bit codes ----------------------------------------------------- */
 
-/* scales tried; elements added between two comparisons of a sum */
+/* number of scales to try; number of elements between two comparisons of the sum */
 enum { STEPS = 80, STEP_VALUES = 32 };
 
 static inline int32_t bits_of(float x)
@@ -118,9 +119,9 @@ static inline float float_of(int32_t bits)
     return x;
 }
 
-/* x^1.2 for 2^-100 < x < 2^100, relative error below 3e-5, enough to compare sums. x = 2^e m, 1 <=
- * m < 2; log2 x = e + log2 m; p = 1.2 log2 x = whole + f, 2^p = 2^whole 2^f. log2 m and 2^f are
- * nearly minimax polynomials. */
+/* Returns x^1.2 for 2^-100 < x < 2^100, with a relative error below 3e-5: enough to compare sums. x
+ * = 2^e m, 1 <= m < 2; log2 x = e + log2 m; p = 1.2 log2 x = whole + f, 2^p = 2^whole 2^f. log2 m
+ * and 2^f are nearly minimax polynomials. */
 static inline float power(float x)
 {
     const int32_t bits = bits_of(x);
@@ -135,7 +136,8 @@ static inline float power(float x)
             f * (0.69296955f + f * (0.24162132f + f * (0.05171774f + f * 0.01368398f))));
 }
 
-/* |x - code|^2.4. NOTE: with float comparisons or powf the compiler does not vectorize loops of this. */
+/* Returns |x - code|^2.4. NOTE: with float comparisons or powf the compiler would not vectorize the
+ * loops that call this. */
 static inline float error_of(float x)
 {
     int32_t code = (int32_t)nearest(x);
@@ -145,7 +147,7 @@ static inline float error_of(float x)
     return power(e * e + 0x1p-99f);
 }
 
-/* The sum of |w / scale - code|^2.4; stops early with a partial sum above `enough`. */
+/* Returns the sum of |w / scale - code|^2.4. Stops early if the partial sum exceeds `enough`. */
 static inline __attribute__((always_inline)) float sum_of_errors(const float *restrict w, size_t n,
                                                                  float inverse, float enough)
 {
@@ -160,8 +162,8 @@ static inline __attribute__((always_inline)) float sum_of_errors(const float *re
     return sum;
 }
 
-/* Smaller scales clip `top`, the largest of the group, more: the search ends when its error alone
- * exceeds the least sum so far. */
+/* Smaller scales clip `top`, the largest value of the group, more. So the search ends when the
+ * error of `top` alone exceeds the least sum so far. */
 static inline __attribute__((always_inline)) float best_scale(const float *w, size_t group)
 {
     const float most = largest(w, group), first = scale_of(most, 7.5f, true);
@@ -188,7 +190,8 @@ static void best_scales(float *scale, const float *w, size_t groups, size_t grou
         scale[g] = best_scale(w + g * group, group);
 }
 
-/* The same bits, eight elements at a time: products are not fused with sums (-ffp-contract=off). */
+/* As best_scale, with the same bits, eight elements at a time: products are not fused with sums
+ * (-ffp-contract=off). */
 #if defined __x86_64__
 __attribute__((target("avx2"))) static void best_scales_avx2(float *scale, const float *w,
                                                              size_t groups, size_t group)

@@ -60,7 +60,7 @@ void weight_files_close(WeightFiles *s)
     free(s->file);
 }
 
-/* Takes the checksums from a manifest; other folders and old checkpoints have none. */
+/* Reads the checksums from a manifest. Folders of other programs and old checkpoints have none. */
 static void expect_sums(const WeightFiles *s, const json_t *manifest, const char *folder)
 {
     const json_t *sums = json_object_get(manifest, "crc32c");
@@ -90,7 +90,7 @@ static void refuse_twice(const WeightFiles *s)
         }
 }
 
-/* model.safetensors, or the files of model.safetensors.index.json. */
+/* Opens model.safetensors, or the files of model.safetensors.index.json. */
 static WeightFiles open_model(const char *folder)
 {
     WeightFiles s = { 0 };
@@ -132,7 +132,7 @@ WeightFiles weight_files_open(const char *folder)
     return s;
 }
 
-/* Removes the adapter's name, which is in PEFT's state dictionaries but not in its files. */
+/* Removes the adapter's name: PEFT's state dictionaries contain it, but its files do not. */
 static void drop_adapter_name(char *name)
 {
     static const char usual[] = ".default.weight";
@@ -140,7 +140,8 @@ static void drop_adapter_name(char *name)
         strcpy(name + strlen(name) - strlen(usual), ".weight");
 }
 
-/* Before transformers 4.52 the module tree of models with images had the names of files. */
+/* Renames tensors of models with images: before transformers 4.52, module paths were equal to the
+ * names in files. */
 static void use_tree_name(SafeTensor *t)
 {
     static const char first[] = "base_model.model.";
@@ -221,8 +222,8 @@ static bool says_tied(const char *folder)
     return tied;
 }
 
-/* Whether the two have the same bytes. Each rank compares its share of the chunks; one that finds a
- * difference ends all. */
+/* Whether two tensors have the same bytes. Each rank compares its share of the chunks; a rank that
+ * finds a difference ends all ranks. */
 static bool same_bytes(Found a, Found b)
 {
     const size_t chunk = safetensors_chunk, bytes = a.tensor->end - a.tensor->begin,
@@ -241,8 +242,8 @@ static bool same_bytes(Found a, Found b)
     return same;
 }
 
-/* If the head differs, transformers 5 computes with that head, earlier versions with the embedding:
- * two different models. */
+/* Checks the head of a tied model. If it differs from the embedding, transformers 5 computes with
+ * this head, and earlier versions with the embedding: two different models. */
 static void check_tied_head(const WeightFiles *s, const char *folder, bool images)
 {
     const char *const embedding =

@@ -26,7 +26,7 @@ void batch_warmup_read(Settings *s, const char *where)
     s->c.batch_warmup.count = count;
 }
 
-/* The smallest batch, too, must be whole micro-batches of all ranks. */
+/* The smallest batch must consist of whole micro-batches on all ranks, too. */
 void batch_warmup_check(Reader *r)
 {
     const Config *c = &r->s->c;

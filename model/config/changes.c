@@ -1,5 +1,5 @@
-/* The settings that a dry run prints: those that differ from the defaults. The folder of a run has
- * all. */
+/* A dry run prints only the settings that differ from the defaults. The folder of a run has all
+ * settings. */
 #include "model/config/changes.h"
 
 #include <stdlib.h>
@@ -14,7 +14,7 @@
 
 enum { COLUMNS = 100 };
 
-/* Text wrapped at COLUMNS. */
+/* Wraps text at COLUMNS. */
 typedef struct {
     FILE *f;
     int column;
@@ -28,7 +28,7 @@ static void add(Lines *l, const char *name, const char *value)
     l->column = (fits ? l->column : 0) + 2 + n;
 }
 
-/* Only the first: there may be hundreds of shards. */
+/* prints only the first path: there may be hundreds of shards */
 static char *list_text(const char *field)
 {
     char *const *text = *(char *const *const *)field;
@@ -45,8 +45,8 @@ static char *value_of(const void *holder, const ConfigKey *k)
     return value_printed(holder, k);
 }
 
-/* A default of null means that the value follows from other keys; then it only differs if it was
- * given or loaded. */
+/* Whether the value can differ from the default. A default of null means that the value follows
+ * from other keys; then it differs only if it was given or loaded. */
 static bool can_differ(const Reader *r, const ConfigKey *k, bool from_hf)
 {
     const int type = k->type & TYPE_MASK;

@@ -25,20 +25,20 @@ static void use_datasets(Settings *s)
         f->paths = xrealloc(f->paths, (f->num_paths + set->num_paths + 1) * sizeof *f->paths);
         for (int k = 0; k < set->num_paths; k++)
             f->paths[f->num_paths++] = set->paths[k];
-        set->num_paths = 0; /* the texts belong to data.paths now */
+        set->num_paths = 0; /* data.paths owns these texts now */
     }
 }
 
 /* ---- documents ------------------------------------------------------------------------------- */
 
-/* `key` at `where` needs documents that end with an eos. */
+/* Dies unless documents end with an eos, which `key` at `where` needs. */
 static void need_eos(const Config *c, const char *where, const char *key)
 {
     if (c->model.eos_token_id < 0)
         die("%s: %s needs model.eos_token_id: it ends a document", where, key);
 }
 
-/* Llama's tokenizers have no padding token; pad_token_id is often set to the eos. */
+/* NOTE: Llama's tokenizers have no padding token; pad_token_id is often set to the eos. */
 static void check_padding(Reader *r)
 {
     const ModelConfig *m = &r->s->c.model;
@@ -101,7 +101,7 @@ void check_data(Reader *r)
     data_mixture_read(r);
     const char *key = r->s->num_datasets > 0 ? "data.datasets" : "data.paths";
     use_datasets(r->s);
-    /* all other runs need data */
+    /* all other runs need training data */
     if (c->data.files.num_paths == 0 && c->data.num_mix == 0 && !c->dry_run &&
         !config_forward_only(c))
         die("%s: no training data: give data.paths, a list of token shards, as in "

@@ -1,4 +1,4 @@
-/* Checks of data. */
+/* Checks the settings of data. */
 #pragma once
 #include "model/config/reader.h"
 

@@ -8,7 +8,7 @@
 #include "model/config/check_local.h"
 #include "model/shape/architecture.h"
 
-/* Rows of features are read 16 bytes at a time. */
+/* Kernels read rows of features 16 bytes at a time. */
 static void check_features(Reader *r)
 {
     enum { MULTIPLE = 8 };
@@ -51,7 +51,7 @@ void check_images(Reader *r)
             reader_where(r, "optimizer.projector_learning_rate"));
 }
 
-/* where, prefix: place and prefix of the keys of `f`. questions: `f` is a downstream task, whose
+/* where, prefix: position and prefix of the keys of `f`. questions: `f` is a downstream task, whose
  * file says which images its questions show. */
 void check_images_files(const Config *c, const TokenFiles *f, const char *where, const char *prefix,
                         bool questions)
@@ -72,7 +72,7 @@ void check_images_files(const Config *c, const TokenFiles *f, const char *where,
             paths ? "image_features" : "image_paths");
 }
 
-/* The sources of data.mix; returns how many have images. */
+/* Checks the sources of data.mix; returns how many of them have images. */
 static int check_sources(Reader *r)
 {
     const Config *c = &r->s->c;

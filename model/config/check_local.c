@@ -1,12 +1,12 @@
-/* Only local files are read. The message about another path says how to fetch its files. */
+/* Checks that paths are local. The message about a URL says how to fetch the files. */
 #include "model/config/check_local.h"
 
 #include <string.h>
 
 #include "kernels/runtime/error.h"
 
-/* A file is fetched by: `command`, its path after the scheme, `to`. The last row is for any other
- * store. */
+/* The command that fetches a file is `command`, the path after the scheme, `to`. The last row is
+ * for all other stores. */
 static const struct {
     const char *scheme, *command, *to;
 } stores[] = {

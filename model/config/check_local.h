@@ -1,4 +1,4 @@
-/* Only local files are read. */
+/* Checks that paths are local. */
 #pragma once
 #include "model/config/reader.h"
 

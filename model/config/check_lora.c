@@ -1,4 +1,5 @@
-/* Adapters: the keys lora.*, the folder of adapters that a run continues, and their base model. */
+/* Adapters: the keys lora.*, the folder of adapters that a run continues, and the base model of
+ * adapters. */
 #include "model/config/check_lora.h"
 
 #include <stdlib.h>
@@ -22,8 +23,9 @@ static _Noreturn void die_no_base(const char *folder)
         folder);
 }
 
-/* The configured folder comes first, then the one in the adapters' file. If a run continues,
- * load_path may be the base of the adapters that it saved. */
+/* Finds the folder of the base. The configured folder comes first, then the folder that the
+ * adapters' file names. If a run continues, load_path may be the base of the adapters that it
+ * saved. */
 void check_lora_find_base(Reader *r)
 {
     Config *c = &r->s->c;
@@ -52,8 +54,8 @@ void check_lora_find_base(Reader *r)
     free(where);
 }
 
-/* Adapters need ten times the learning rate of full training [Dettmers et al. 2023, arXiv
- * 2305.14314, table 9]. This is the default of a run without a file. */
+/* Sets the default learning rate of a run without a configuration file: adapters need ten times the
+ * rate of full training [Dettmers et al. 2023, arXiv 2305.14314, table 9]. */
 void check_lora_choose_rate(Reader *r)
 {
     const char *folder = r->s->c.load_folder;
@@ -108,7 +110,8 @@ static void must_agree(const Reader *r, const char *folder, const char *key, boo
             reader_where(r, key), key, folder, key);
 }
 
-/* Takes the settings of the folder; keys that were given must not contradict them. */
+/* Takes the settings of adapters from their folder. Keys that were given must not contradict these
+ * settings. */
 static void take_adapter(Reader *r, const char *folder)
 {
     Lora *l = &r->s->c.model.lora, there = *l;
@@ -132,7 +135,7 @@ static void take_adapter(Reader *r, const char *folder)
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
-/* folder: the adapters that are continued; NULL: they are new. */
+/* folder: the adapters that are continued; NULL: adapters are new. */
 static void check_lora_rank(const Reader *r, const char *folder)
 {
     char *file = folder ? xasprintf("%s/adapter_config.json", folder) : NULL;
@@ -174,9 +177,9 @@ static void note_idle(Reader *r)
     value_free(r->s, key_find("lora.base_path"));
 }
 
-/* Settles the format of the base. Runs that train nothing must round a base that is neither E4M3
- * nor NF4 as training did; recipe_forward_weights might choose another format. Such runs store
- * adapters in the format of the base. If that is BF16 and training computed with adapters in F32,
+/* Sets the format of the base. A run that trains nothing must round the base as training did,
+ * unless the base is E4M3 or NF4; recipe_forward_weights might choose another format. Such a run
+ * stores adapters in the format of the base. If that is BF16 and training computed adapters in F32,
  * the base is rounded to BF16 and stored in F32. */
 static void complete_base(Reader *r)
 {
@@ -201,7 +204,7 @@ static void complete_base(Reader *r)
         *frozen = (Format){ BF16, 0, false };
 }
 
-/* The base of new adapters is the model of load_path. */
+/* New adapters use the model of load_path as base. */
 static void complete_base_path(Reader *r, const char *folder)
 {
     Config *c = &r->s->c;
@@ -217,7 +220,7 @@ static void complete_base_path(Reader *r, const char *folder)
         l->base_path = xstrdup(folder);
 }
 
-/* Files for full training have a tenth of the rate that adapters need. */
+/* Configuration files for full training have a tenth of the learning rate that adapters need. */
 static void check_rate(Reader *r)
 {
     const Config *c = &r->s->c;

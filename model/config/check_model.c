@@ -1,6 +1,5 @@
-/* Checks of the model beyond single keys: values that follow from others, and combinations that
- * cannot work. Every message names the place of a key that is involved and gives values that would
- * work. */
+/* Checks of the model beyond single keys: values that follow from others, and combinations that are
+ * not possible. Every message names a key with file and line, and possible values. */
 #include "model/config/check_model.h"
 
 #include <math.h>
@@ -68,7 +67,8 @@ static void complete_mlp(Reader *r, bool from_hf)
     r->s->mlp_hidden_size = 2L * m->mlp_width;
 }
 
-/* Rows of tensors are read 16 bytes at a time, and FP8 operands are multiplied by sixteens. */
+/* Rows of tensors are read 16 bytes at a time, and FP8 GEMMs need dimensions that are multiples of
+ * 16. */
 static void check_widths(const Reader *r)
 {
     enum { MULTIPLE = 16 };
@@ -113,8 +113,8 @@ static void complete_vocabulary(Reader *r)
                 reader_where(r, token[i].name), token[i].name, token[i].id, m->vocab_size);
 }
 
-/* rope_type decides which keys of rope_scaling apply. Without it a factor means llama3, which was
- * the first type. */
+/* rope_type decides which keys of rope_scaling apply. Without rope_type, a factor means llama3,
+ * which was the first supported type. */
 static void check_rope_scaling(Reader *r)
 {
     ModelConfig *m = &r->s->c.model;
@@ -146,7 +146,8 @@ static void complete_windows(Reader *r)
         reader_note(r, "model.sliding_window (model.layer_types has no sliding_attention)");
 }
 
-/* A named class must compute this model; without a name the first class that does is chosen. */
+/* A class that the user names must be able to compute this model. Without a name, the first class
+ * that can compute it is chosen. */
 static void choose_architecture(Reader *r)
 {
     ModelConfig *m = &r->s->c.model;
@@ -159,7 +160,7 @@ static void choose_architecture(Reader *r)
     if (*differences && reader_given(r, "model.architecture"))
         die("%s: %s cannot compute this model; it could with %s",
             reader_where(r, "model.architecture"), class, differences);
-    if (*differences) { /* a loaded model was changed */
+    if (*differences) { /* the user changed a loaded model */
         free(r->s->architecture);
         r->s->architecture = NULL;
         named = NULL;
@@ -169,8 +170,8 @@ static void choose_architecture(Reader *r)
     m->architecture = architecture_choose(m, reader_where(r, "model"));
 }
 
-/* Derived values must be in the ranges of the table, too: the resolved configuration contains
- * them. */
+/* Derived values must be in the table's ranges, too, because the resolved configuration contains
+ * these values. */
 static void check_ranges(Reader *r)
 {
     for (const ConfigKey *k = config_keys; k->name; k++) {
@@ -205,7 +206,7 @@ void check_model(Reader *r, bool from_hf)
     choose_architecture(r);
 }
 
-/* Every pattern names a tensor, and something is trained. */
+/* Checks that every pattern names a tensor and that a parameter is trained. */
 void check_model_trainable(Reader *r)
 {
     const Config *c = &r->s->c;
@@ -214,7 +215,7 @@ void check_model_trainable(Reader *r)
     const char *where = reader_where(r, "trainable"),
                *unknown = tensor ? trainable_unknown(c, tensor, count) : NULL;
     const char *split = tensor ? trainable_split(c, tensor, count) : NULL;
-    /* a loaded model has no other head */
+    /* a loaded model cannot get a separate head */
     if (unknown && c->model.weight_tying && strncmp(unknown, "lm_head", strlen("lm_head")) == 0)
         die("%s: trainable: the head is the embedding here (model.weight_tying): train "
             "model.embed_tokens.weight%s",

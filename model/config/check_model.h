@@ -1,4 +1,4 @@
-/* Checks of the model. */
+/* Checks the settings of the model. */
 #pragma once
 #include "model/config/reader.h"
 

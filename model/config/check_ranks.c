@@ -1,4 +1,4 @@
-/* Checks of how ranks divide the work: the mesh, and the strategy of each group. */
+/* Checks how ranks divide the work: the mesh, and the strategy of each group of ranks. */
 #include "model/config/check_ranks.h"
 
 #include "kernels/runtime/comm.h"
@@ -19,7 +19,7 @@ const char *check_ranks_group_name(const Reader *r)
                                   : "rank";
 }
 
-/* The largest number up to `most` that divides a and b. */
+/* Returns the largest common divisor of a and b that is at most `most`. */
 static int largest_divisor(int a, int b, int most)
 {
     int d = most;
@@ -36,7 +36,7 @@ static int largest_context(const ModelConfig *m, int most, int world)
 }
 
 /* A rank's number of tokens is a multiple of 16, as FP8 GEMMs need. In generation, context ranks
- * only shard weights, like other ranks of a shard group. */
+ * work like other ranks of a shard group: they only shard weights. */
 static void check_context(Reader *r)
 {
     enum { MULTIPLE = 16 };
@@ -65,7 +65,7 @@ static void check_context(Reader *r)
             where, n, T, n, MULTIPLE, (T + MULTIPLE * n - 1) / (MULTIPLE * n) * (MULTIPLE * n));
 }
 
-/* The numbers of chunks and of micro-batches that the schedule can divide. */
+/* Checks that the schedule can divide the chunks and the micro-batches. */
 static void check_schedule_of_stages(Reader *r)
 {
     const Config *c = &r->s->c;
@@ -96,7 +96,7 @@ static void check_schedule_of_stages(Reader *r)
             (long)(own / n + 1) * n * c->device_train_microbatch_size * data_ranks(s, r->world));
 }
 
-/* What stages cannot do yet is refused before anything is read or written. */
+/* Refuses settings that pipeline stages do not support, before files are read or written. */
 static void check_pipeline(Reader *r)
 {
     const Config *c = &r->s->c;
@@ -122,8 +122,8 @@ static void check_pipeline(Reader *r)
     check_schedule_of_stages(r);
 }
 
-/* The number of shards by parallelism.replicate and parallelism.shard, in a stage of `world` ranks
- * or groups of tensor ranks. */
+/* Returns the number of shards that parallelism.replicate and parallelism.shard define, in a stage
+ * of `world` ranks or tensor groups. */
 static int shard_ranks_of_mesh(Reader *r, int world)
 {
     const int replicate = r->s->fsdp.replicate, shard = r->s->fsdp.shard,
@@ -155,7 +155,7 @@ static int shard_ranks_of_mesh(Reader *r, int world)
 }
 
 /* The number of ranks that share one copy of a stage. Context ranks are part of this group, so that
- * gradients are summed over them too. */
+ * their gradients are summed, too. */
 static int shard_ranks(Reader *r)
 {
     const ShardingStrategy strategy = r->s->fsdp.strategy;

@@ -1,6 +1,6 @@
-/* The recipe: a row of the table, chosen by name, and changes to it; and the optimizer, which reads
- * the columns of moments. As in check_model.c, every message names the place of a key that is
- * involved and values that would work. */
+/* Checks the recipe, which is a row of the table, chosen by name, with changed columns. Checks the
+ * optimizer, which reads the columns of moments. As in check_model.c, every message names a key
+ * with file and line, and possible values. */
 #include "model/config/check_recipe.h"
 
 #include <stdlib.h>
@@ -15,8 +15,8 @@
 
 /* ---- the optimizer --------------------------------------------------------------------------- */
 
-/* Keys that this optimizer does not read, unless they have their defaults, as in the file of a
- * run. */
+/* Notes keys that this optimizer does not read. Keys with their default values are no error,
+ * because the config.yaml of a run has all keys. */
 static void note_unread(Reader *r, const Optimizer *o)
 {
     const bool m = optimizer_reads(o, MOMENT1), v = optimizer_reads(o, MOMENT2);
@@ -44,7 +44,8 @@ static void note_unread(Reader *r, const Optimizer *o)
             reader_note(r, "%s (optimizer %s does not have it)", keys[i].key, o->name);
 }
 
-/* What Muon cannot do: it reads whole matrices, which are neither adapters nor on the host. */
+/* Refuses what Muon does not support: it reads whole matrices, so adapters and matrices in host
+ * memory are impossible. */
 static void check_muon(Reader *r)
 {
     const Config *c = &r->s->c;
@@ -97,7 +98,8 @@ static const Recipe *find_recipe(Reader *r, const char *name)
         reader_where(r, "recipe"), name, known);
 }
 
-/* Checks a column whose groups must divide `size`; 0: it has one scale. */
+/* Checks a column: its group size must divide `size`. A group size of 0 means one scale for the
+ * tensor. */
 static void check_groups(Reader *r, const char *name, Format f, int size)
 {
     bool moment = strncmp(name, "format.moment", strlen("format.moment")) == 0;
@@ -127,11 +129,11 @@ static void check_groups(Reader *r, const char *name, Format f, int size)
     free(recipe);
 }
 
-/* NOTE: without expansion (k) a group's scale is BF16, rounded up: an amax that falls by less than
- * 2^-8 in a step does not fall. With stationary gradients v is 1.2 times too large with beta2 =
- * 0.99, five times with 0.999, which halves updates. A BF16 v is rounded to nearest: it never falls
- * if 1 - beta2 is less than half its last place, which is 2^-8 to 2^-9 of v. For a v that is
- * rounded to 0 see "Moments of rare gradients" in model/README.md. */
+/* NOTE: without dynamic range expansion (k), a group's scale is BF16, rounded up: if amax decreases
+ * by less than 2^-8 in a step, the scale does not change. With stationary gradients, v is 1.2 times
+ * too large for beta2 = 0.99, and 5 times for 0.999, which halves updates. A BF16 v is rounded to
+ * nearest: it never decreases if 1 - beta2 is less than half of its last place, which is 2^-8 to
+ * 2^-9 of v. For a v that is rounded to 0 see "Moments of rare gradients" in model/README.md. */
 static void check_coarseness(Reader *r)
 {
     const Format v = r->s->c.recipe.moment2;
@@ -168,7 +170,7 @@ static void check_down_scales(Reader *r)
             reader_where(r, key), key, r->s->c.model.lora.rank, key);
 }
 
-/* The columns of moments, as far as the optimizer reads them. */
+/* Checks those columns of moments that the optimizer reads. */
 static void check_moments(Reader *r)
 {
     const Config *c = &r->s->c;

@@ -31,22 +31,23 @@ static void check_batch(Reader *r)
     if (batch % world != 0)
         die("%s: global_train_batch_size %d is not a multiple of %d %ss x "
             "device_train_microbatch_size %d; "
-            "--global_train_batch_size=%s would do",
+            "use --global_train_batch_size=%s",
             where, batch, world, check_ranks_group_name(r), micro, batches);
     int share = batch / world, smaller = micro < share ? micro : share;
     while (share % smaller != 0)
         smaller--;
     die("%s: global_train_batch_size %d gives each of %d %s%s %d sequences, not a multiple of "
-        "device_train_microbatch_size %d; --device_train_microbatch_size=%d or "
-        "--global_train_batch_size=%s would do",
+        "device_train_microbatch_size %d; use --device_train_microbatch_size=%d or "
+        "--global_train_batch_size=%s",
         where, batch, world, check_ranks_group_name(r), world == 1 ? "" : "s", share, micro,
         smaller, batches);
 }
 
 /* Gradients are summed in F32 if fsdp.precision is mixed, or if a sum has many terms: a BF16 sum
- * loses terms below 2^-9 of it. The worst tensor loses 5 % of its gradient with 512 micro-batches,
- * half with 2048. A rank's micro-batches are summed first, then ranks. Each sum loses by its own
- * number of terms: 16 x 32 lose a third of what 512 lose. */
+ * loses terms below 2^-9 of its value. With 512 micro-batches the worst tensor loses 5 % of its
+ * gradient, with 2048 half of it. A rank first sums its micro-batches; then the sums of ranks are
+ * added. The loss of each sum depends on its own number of terms: 16 ranks x 32 micro-batches lose
+ * a third of the loss of 512 micro-batches. */
 static void choose_grads(Reader *r)
 {
     enum { MOST = 128 };
@@ -64,8 +65,8 @@ static void choose_grads(Reader *r)
              reader_where(r, "format.grads"), n, own < n ? "ranks" : "micro-batches a step", MOST);
 }
 
-/* The tokens of a micro-batch, also when rounded up, must fit an int; so must the sequences of all
- * ranks. */
+/* The number of tokens of a micro-batch, also when rounded up, must fit an int, and so must the
+ * number of sequences of all ranks. */
 static void check_micro_batch(Reader *r)
 {
     const Config *c = &r->s->c;
@@ -181,7 +182,7 @@ static void check_folders(Reader *r)
     load_folder_check_path(r);
 }
 
-/* The name of a folder in runs/. */
+/* Sets the name of the run's folder in runs/. */
 static void check_run_name(const Reader *r)
 {
     const char *name = r->s->c.run_name;
@@ -194,7 +195,7 @@ static void check_run_name(const Reader *r)
     free(path);
 }
 
-/* One sequence at a time; only the logits of its last token are read. */
+/* Generation runs one sequence at a time and reads only the logits of its last token. */
 static void check_generation(Reader *r)
 {
     Config *c = &r->s->c;

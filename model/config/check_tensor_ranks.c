@@ -1,4 +1,4 @@
-/* Checks of ranks that compute layers together (parallelism.tensor). */
+/* Checks tensor parallelism: ranks that compute layers together (parallelism.tensor). */
 #include "model/config/check_tensor_ranks.h"
 
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 #include "model/shape/optimizer_table.h"
 #include "model/shape/params.h"
 
-/* What these ranks cannot do is refused before anything is read or written. */
+/* Refuses settings that tensor ranks do not support, before files are read or written. */
 static char *refused_combination(const Config *c)
 {
     const struct {
@@ -25,12 +25,12 @@ static char *refused_combination(const Config *c)
     };
     for (size_t i = 0; i < sizeof list / sizeof *list; i++)
         if (list[i].asked)
-            return xasprintf("%s. --parallelism.tensor=1 would do", list[i].what);
+            return xasprintf("%s. Use --parallelism.tensor=1", list[i].what);
     return NULL;
 }
 
-/* FP8 GEMMs of GPUs multiply by sixteens; a context rank divides its heads again, unless it only
- * generates. */
+/* FP8 GEMMs on GPUs need dimensions that are multiples of 16. Context ranks divide the heads of a
+ * tensor rank again, unless the run only generates. */
 static char *refused_parts(const Config *c, int n, int world)
 {
     enum { MULTIPLE = 16 };
@@ -79,14 +79,14 @@ static char *refused_parts(const Config *c, int n, int world)
     if (!c->generate && T % (MULTIPLE * ranks) != 0)
         return xasprintf("model.max_sequence_length %d is not a multiple of %d x %d, so ranks "
                          "would not have whole sixteens of "
-                         "tokens; --model.max_sequence_length=%d would do",
+                         "tokens; use --model.max_sequence_length=%d",
                          T, ranks, MULTIPLE,
                          (T + MULTIPLE * ranks - 1) / (MULTIPLE * ranks) * (MULTIPLE * ranks));
     return NULL;
 }
 
-/* Whether some group of elements with one scale would be split between two ranks. Groups are
- * consecutive along the whole parameter. */
+/* Whether two ranks would share a group of elements with one scale. Groups are consecutive along
+ * the whole parameter. */
 static bool cuts_group(const Param *p, size_t group)
 {
     for (int i = 0; i < p->num_projections && p->split == SPLIT_ROWS; i++)
@@ -112,8 +112,8 @@ static char *refused_groups(const Config *c, const UnitLayout *block)
     return NULL;
 }
 
-/* Blocks of NF4 have one absmax; those of a second quantization are decoded, so that their groups
- * may be cut. */
+/* An NF4 block has one absmax. Scales of absmax (double quantization) are decoded, so two ranks may
+ * share a group of these. */
 static char *refused_nf4(const Config *c, const UnitLayout *block)
 {
     for (const Param *p = block->param;

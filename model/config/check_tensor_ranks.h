@@ -2,7 +2,7 @@
 #pragma once
 #include "model/config/reader.h"
 
-/* Why c->strategy.tensor_ranks of `world` ranks cannot compute layers together, and what to do:
- * malloc'ed; NULL: they can. */
+/* Returns why c->strategy.tensor_ranks of `world` ranks cannot compute layers together, and what to
+ * do, malloc'ed; NULL: they can. */
 char *check_tensor_ranks_refusal(const Config *c, int world);
 void check_tensor_ranks(Reader *r);

@@ -1,8 +1,9 @@
-/* From the command line to a Config, in layers: the table's defaults < load_path (its config.json,
- * unless the file has model.d_model or model.n_layers; to evaluate a checkpoint also its run's
- * config.yaml) < the recipe's columns < the YAML file < the command line. Then derived values;
- * finally the whole configuration is written as YAML (resolved.c). The keys are rows of config_keys.c;
- * functions that read or check several keys together know single ones. */
+/* Turns the command line into a Config, in layers: the table's defaults < load_path (its
+ * config.json, unless the file has model.d_model or model.n_layers; to evaluate a checkpoint also
+ * its run's config.yaml) < the recipe's columns < the YAML file < the command line. Then derived
+ * values are computed, and the whole configuration is written as YAML (resolved.c). The keys are
+ * rows of config_keys.c; only functions that read or check several keys together name single
+ * keys. */
 #include "model/config/config_load.h"
 
 #include <stdlib.h>
@@ -38,9 +39,9 @@
 static const char FIRST[] =
     "dry_run|eval_only|generate|run_name|save_folder|try_load_latest_save|load_path|extend|lora";
 
-/* Every key is read once, after the layers below it: those of FIRST, then the others on top of
- * load_path, and last format.*, activations.* and fp8.* on top of the recipe's columns (check_recipe.c).
- * Evaluators are a list. */
+/* Reads every key once, after the layers below it: first the keys of FIRST, then the other keys on
+ * top of load_path, and last format.*, activations.* and fp8.* on top of the recipe's columns
+ * (check_recipe.c). Evaluators are a list. */
 static void read_keys(Reader *r, bool first)
 {
     for (int i = 0; i < r->root->num_children; i++) {
@@ -64,7 +65,8 @@ static void check_complete(Reader *r, bool from_hf)
     }
 }
 
-/* The checkpoint that the run continues comes before load_path, which may not exist any more. */
+/* The checkpoint that the run continues comes before load_path, whose folder may no longer
+ * exist. */
 static void find_load_folder(Reader *r, char *(*latest_of)(const char *save_folder))
 {
     Config *c = &r->s->c;
@@ -82,8 +84,8 @@ static void find_load_folder(Reader *r, char *(*latest_of)(const char *save_fold
     watchdog_mark("reading the configuration", -1);
 }
 
-/* Reads the architecture from the config.json of load_folder, or of the base model if it has
- * adapters; false: no load_path. */
+/* Reads the architecture from the config.json of load_folder, or of the base model if load_folder
+ * has adapters. Returns false if there is no load_path. */
 static bool read_hf(Reader *r)
 {
     Config *c = &r->s->c;
@@ -102,7 +104,7 @@ static bool read_hf(Reader *r)
 
 /* ---- the whole ------------------------------------------------------------------------------- */
 
-/* The file's name in messages if a run has only a command line. */
+/* What messages call the file if a run has only a command line. */
 #define COMMAND_LINE "the command line"
 
 static bool is_question(const char *argument)
@@ -111,7 +113,7 @@ static bool is_question(const char *argument)
            strcmp(argument, "--version") == 0 || strcmp(argument, "--completion") == 0;
 }
 
-/* All ranks run this, so that all die on a wrong key; rank 0 prints. */
+/* All ranks run this, so that all ranks die on a wrong key; rank 0 prints. */
 static Config *answer(const char *argument)
 {
     const char *name = strncmp(argument, "--help=", 7) == 0 && argument[7] ? argument + 7 : NULL;
@@ -131,8 +133,8 @@ static Config *answer(const char *argument)
     return NULL;
 }
 
-/* Merges the arguments into the file's tree; keys have the table's names afterwards, whatever each
- * of both calls them. */
+/* Merges the arguments into the file's tree. Aliases in both are first replaced by the table's
+ * names. */
 static void read_arguments(YamlNode *root, int count, char **argument)
 {
     YamlNode *all = yaml_new(YAML_MAP, NULL, NULL, COMMAND_LINE, 0);

@@ -25,7 +25,7 @@ static void check_alone(const Reader *r)
             where);
 }
 
-/* where: place of the source in the configuration. */
+/* where: file and line of the source. */
 static void check_source(Reader *r, const char *where, const DataSource *s)
 {
     const Config *c = &r->s->c;

@@ -4,4 +4,4 @@
 
 void data_mixture_read(Reader *r);
 void data_mixture_free(Config *c);
-void data_mixture_print(FILE *f, const Config *c); /* the text after `mix:` */
+void data_mixture_print(FILE *f, const Config *c); /* prints the text after `mix:` */

@@ -1,5 +1,5 @@
-/* A dry run plans memory without data, also for ranks that were not started and devices that are not
- * here. */
+/* A dry run plans memory without data. The planned ranks need not run, and their devices need not
+ * exist. */
 #include "model/config/dry_run.h"
 
 #include "kernels/runtime/error.h"

@@ -1,4 +1,4 @@
-/* Runs that plan memory for ranks that were not started. */
+/* Plans memory for ranks that do not run. */
 #pragma once
 #include "model/config/reader.h"
 

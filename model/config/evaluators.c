@@ -1,4 +1,4 @@
-/* evaluators: a list, from which come the sets of Config.eval. */
+/* The list `evaluators`, which defines the sets of Config.eval. */
 #include "model/config/evaluators.h"
 
 #include <stdlib.h>
@@ -55,8 +55,8 @@ static bool any_remote(char *const *paths, int count)
     return false;
 }
 
-/* The sets of one evaluator: one per named dataset, or one with its own label. Remote ones are
- * listed in `remote`. */
+/* Reads the sets of one evaluator: one per named dataset, or one with the evaluator's own label.
+ * Remote paths are listed in `remote`. */
 static void read_evaluator(Reader *r, YamlNode *n, FILE *downstream, FILE *remote)
 {
     Evaluator e = { 0 };

@@ -78,8 +78,8 @@ static const char usage[] = "expected ./train --export=CHECKPOINT [--dtype=TYPE]
                             "--average=A,B,C in place of --export; "
                             "./train --help=export lists all options";
 
-/* --average=A,B,C and not the section `average` of a run, as in --average={last: 5, every: 200} or
- * --average=null. */
+/* Whether the argument is --average=A,B,C. A run has a section `average`, so --average={last: 5,
+ * every: 200} and --average=null are settings of a run. */
 static bool names_folders(const char *argument)
 {
     static const char option[] = "--average=";
@@ -101,7 +101,7 @@ bool export_options_asked(int argc, char **argv)
     return asked;
 }
 
-/* The row of --key=value or --key; NULL: there is none. */
+/* The table row of --key=value or --key; NULL: there is none. */
 static const ConfigKey *key_of(const char *argument)
 {
     const size_t length = strcspn(argument, "=");
@@ -116,7 +116,7 @@ static_assert(offsetof(ExportOptions, num_calibration) ==
                   offsetof(ExportOptions, calibration) + sizeof(char **),
               "PATHS");
 
-/* Options of calibration need --calibration, and that needs dtype int4. */
+/* Options of calibration need --calibration, and --calibration needs dtype int4. */
 static void check_calibration(const ExportOptions *o, const YamlNode *root)
 {
     static const char *const how[] = { "data.memmap_dtype", "calibration_sequences",
@@ -141,7 +141,7 @@ static char *next_of(const char **list)
     return one;
 }
 
-/* A,B,C:1,2,3 */
+/* Parses A,B,C:1,2,3. */
 static void read_average(ExportOptions *o)
 {
     const char *colon = strrchr(o->average, ':'), *weights = colon ? colon + 1 : "";

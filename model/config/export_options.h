@@ -18,26 +18,29 @@ typedef enum { AS_COMPRESSED_TENSORS, AS_FP8, AS_BITSANDBYTES } ExportLayout;
 typedef enum { SCALES_COMPUTED, SCALES_TRAINED } ExportScales;
 
 typedef struct {
-    /* a checkpoint, the save folder of a run (its latest one), or a folder of save_pretrained */
+    /* a checkpoint, the save folder of a run (then its latest checkpoint), or a folder of
+     * save_pretrained */
     char *source;
-    char *average;   /* instead of source: the argument of --average */
+    char *average;   /* replaces source: the argument of --average */
     char **sources;  /* the folders that are averaged */
     double *weights; /* weights of the sources; their sum is 1 */
-    int num_sources; /* 0: no average, but `source` */
-    char *target;    /* the folder to write, without a slash at its end */
+    int num_sources; /* 0: no average; `source` is exported */
+    char *target;    /* the folder to write, without a final slash */
     /* folder of the adapters' base model; NULL: the folder that they name */
     char *base_path;
     ExportType dtype;
     int layout; /* ExportLayout or NOT_GIVEN */
-    /* elements that share a scale: block x block of a matrix; group of a row. Or NOT_GIVEN */
+    /* elements that share a scale: block x block of a matrix, or `group` consecutive ones of a row;
+     * or NOT_GIVEN */
     int block, group;
     ExportScales scales;
     char **calibration;  /* files of tokens, or patterns, to calibrate int4 with */
     int num_calibration; /* 0: no calibration */
     int token_bytes;     /* bytes of a token in these files; NOT_GIVEN: as in the exported run */
-    /* number of sequences for calibration; tokens of each, 0: the model's length, up to 2048 */
+    /* number of sequences for calibration; tokens of each sequence; 0: the model's length, at most
+     * 2048 */
     int sequences, length;
-    /* settings of GPTQ: kernels/gptq_layer.h */
+    /* settings of GPTQ; see kernels/gptq_layer.h */
     double damping;
     bool ordered;
 } ExportOptions;
@@ -47,9 +50,9 @@ extern const ConfigKey export_options_keys[]; /* ends with name == NULL */
 /* Whether the command line asks for an export or an average, and not for help. */
 bool export_options_asked(int argc, char **argv);
 
-/* Dies on arguments that are wrong. */
+/* Parses the command line. Dies on wrong arguments. */
 void export_options_read(ExportOptions *o, int argc, char **argv);
 void export_options_free(ExportOptions *o);
 
-/* The word for that value of the key, as in an argument. The text is constant. */
+/* The word for this value of the key, as in an argument. The text is constant. */
 const char *export_options_word(const char *key, int value);

@@ -1,6 +1,6 @@
 /* `extend`: a run of the schedule wsd continues from its stable part, whose learning rate is the
- * highest. Weights of the decay are no place to continue from; the checkpoint before it is [Hu et
- * al. 2024, arXiv 2404.06395, section 4]. */
+ * highest. A run should not continue from weights of the decay, but from the checkpoint before the
+ * decay [Hu et al. 2024, arXiv 2404.06395, section 4]. */
 #include "model/config/extend.h"
 
 #include <jansson.h>
@@ -16,7 +16,7 @@
 #include "model/keys/value.h"
 #include "model/update/schedule.h"
 
-/* A checkpoint's place, and the end of its stable part, in steps or tokens. */
+/* A checkpoint's position, and the end of its run's stable part, in steps or tokens. */
 typedef struct {
     char *path;
     long step, tokens;
@@ -42,8 +42,8 @@ static void set_point(SchedulePoint *p, const Config *c)
     p->unit = c->scheduler.in_tokens ? "tokens" : "steps";
 }
 
-/* The schedule of the run that saved this checkpoint, by its config.yaml; NULL: it has none. For
- * free_schedule. */
+/* Reads the schedule of the run that saved this checkpoint from its config.yaml; NULL: there is
+ * none. Free it with free_schedule. */
 static Settings *read_schedule(const char *checkpoint)
 {
     static const char *const keys[] = { "scheduler.name",

@@ -5,10 +5,10 @@
 
 /* Sets load_path to that checkpoint. */
 void extend_find(Reader *r);
-/* Dies if the loaded checkpoint is in the decay of the schedule. */
+/* Dies if the loaded checkpoint is in the decay of its schedule. */
 void extend_check(const Reader *r);
 
-/* c with the schedule of the run that saved this checkpoint, and with the length and batches that
- * it depends on, but c's optimizer.learning_rate; c itself if that run is not known. What pointers
- * refer to stays c's. */
+/* Returns c with the schedule of the run that saved this checkpoint, and with the length and
+ * batches that the schedule depends on, but with c's optimizer.learning_rate. Returns c itself if
+ * that run is not known. Objects that pointers refer to belong to c. */
 Config extend_with_schedule_of(const char *checkpoint, const Config *c);

@@ -51,7 +51,7 @@ static void print_key(FILE *f, const ConfigKey *k)
     fprintf(f, "\n      %s\n", k->help);
 }
 
-/* Headings of --help, each above the key that it names. */
+/* Headings of --help, each printed above the key that it names. */
 static const struct {
     const char *first, *text;
 } sections[] = {
@@ -114,7 +114,7 @@ static void print_all(FILE *f)
         print_key(f, k);
 }
 
-/* Suggests the most similar key or export option, or all keys that contain the word, such as
+/* Suggests the most similar key or export option, or all keys that contain `name`, for example
  * `warmup`. */
 static _Noreturn void unknown_key(const char *name)
 {
@@ -133,7 +133,8 @@ static _Noreturn void unknown_key(const char *name)
         *near ? "?" : "; ./train --help lists all");
 }
 
-/* The keys called `name` or in that section, below the heading; returns whether there are any. */
+/* Prints the keys called `name`, or of the section `name`, below the heading. Returns whether there
+ * are any. */
 static bool print_keys(FILE *f, const char *heading, const ConfigKey *keys, const char *name)
 {
     const size_t length = strlen(name);
@@ -181,7 +182,7 @@ void help_print(FILE *f, const char *name)
         unknown_key(name);
 }
 
-/* | ends a cell of a markdown table. */
+/* Escapes |, which ends a cell of a markdown table. */
 static void print_cell(FILE *f, const char *text)
 {
     for (; *text; text++) {
@@ -211,7 +212,7 @@ void help_markdown(FILE *f)
 
 /* ---- bash ------------------------------------------------------------------------------------ */
 
-/* The names of all keys, each after `dashes`. */
+/* Prints the names of all keys, each after `dashes`. */
 static void print_names(FILE *f, const char *dashes)
 {
     const ConfigKey *const tables[] = { config_keys, export_options_keys };
@@ -221,7 +222,7 @@ static void print_names(FILE *f, const char *dashes)
                 fprintf(f, "%s%s ", dashes, k->name);
 }
 
-/* The words that a key may have, as a case of bash. */
+/* Prints the possible words of a key as a case of bash. */
 static void print_words(FILE *f, const ConfigKey *k)
 {
     const int type = k->type & TYPE_MASK;

@@ -1,5 +1,4 @@
-/* The folder of a run's model: runs without a configuration file, and settings that follow from the
- * model of load_path. */
+/* Settings that follow from the folder of load_path, also for runs without a configuration file. */
 #include "model/config/load_folder.h"
 
 #include <stdlib.h>
@@ -11,15 +10,15 @@
 #include "model/formats/file.h"
 #include "model/keys/key.h"
 
-/* tokens of a sequence if none are given and the model allows more */
+/* tokens of a sequence if max_sequence_length is not given and the model allows more */
 enum { USUAL_LENGTH = 4096 };
 
 /* ---- without a file -------------------------------------------------------------------------- */
 
 static const char WITHOUT_FILE[] = "a run without a configuration file";
 
-/* As Alpaca, Vicuna and Tulu were trained, except for the batch: 32 full sequences hold about 128
- * conversations. */
+/* The settings with which Alpaca, Vicuna and Tulu were trained, except for the batch: 32 full
+ * sequences hold about 128 conversations. */
 YamlNode *load_folder_without_file(void)
 {
     return yaml_parse("{max_duration: 1ep, global_train_batch_size: 32, "
@@ -64,7 +63,8 @@ YamlNode *load_folder_config(const char *folder)
     return root;
 }
 
-/* The value of `key` in that configuration; NULL: there is none. The caller owns it. */
+/* The value of `key` in the configuration of the checkpoint's run; NULL: there is none. The caller
+ * owns it. */
 char *load_folder_trained_with(const char *folder, const char *key)
 {
     YamlNode *root = load_folder_config(folder);
@@ -74,7 +74,7 @@ char *load_folder_trained_with(const char *folder, const char *key)
     return text;
 }
 
-/* 0: unknown. */
+/* returns 0 if it is not known */
 static int trained_length(const char *folder)
 {
     const ConfigKey *k = key_find("model.max_sequence_length");
@@ -91,15 +91,15 @@ static bool is_asked(const Reader *r, const char *key)
     return n && strcmp(n->file, WITHOUT_FILE) != 0;
 }
 
-/* Columns of a recipe that only training reads. Evaluation stores all weights in `frozen`, so an
- * f32 there must be kept. */
+/* Whether only training reads this column of a recipe. Evaluation stores all weights in `frozen`,
+ * so an f32 in `frozen` must be kept. */
 static bool is_unread(const char *name, const char *text)
 {
     return text_is_among(name, "format.grads|format.moment1|format.moment2") ||
            (strcmp(name, "format.frozen") == 0 && text && strcmp(text, "f32") != 0);
 }
 
-/* Puts n, the value of `name` in a run's configuration, below the user's settings. */
+/* Adds n, the value of `name` in a run's configuration, as a default below the user's settings. */
 static void take(Reader *r, const char *name, const YamlNode *n)
 {
     for (int i = 0; n->kind == YAML_MAP && i < n->num_children; i++) {
@@ -111,9 +111,9 @@ static void take(Reader *r, const char *name, const YamlNode *n)
         yaml_put(r->root, name, yaml_copy(n, NULL));
 }
 
-/* An evaluation reproduces the numbers of the checkpoint's run. So the recipe and its columns, the
- * number of sequences that share scales, and the masking of documents are taken from the run unless
- * they are given. */
+/* An evaluation reproduces the numbers of the checkpoint's run. So it takes the recipe and its
+ * columns, the number of sequences that share scales, and the masking of documents from the run,
+ * unless the user gives them. */
 static void complete_evaluation(Reader *r, const char *folder)
 {
     const bool recipe = !reader_given(r, "recipe"),

@@ -1,6 +1,6 @@
 /* Other names of keys: those of earlier versions and of other programs. Files, arguments and saved
- * configurations may have them. After names_rename a tree has the names of config_keys.c only.
- * Keys that were removed are refused; the message says what replaces them. */
+ * configurations may use them. After names_rename, a tree has only the names of config_keys.c. Keys
+ * that were removed are refused; the message says what replaces them. */
 #include "model/config/names.h"
 
 #include <stdio.h>
@@ -12,8 +12,9 @@
 #include "model/formats/file.h"
 #include "model/keys/value.h"
 
-/* earlier: a note asks for the present name. as_null: the value of the alias `other` that means
- * null for `name`. as_true, as_false: the values of `name` if the alias is true or false. */
+/* earlier: an alias from an earlier version; a note asks for the current name. as_null: the value
+ * of the alias `other` that means null for `name`. as_true, as_false: the values of `name` for an
+ * alias with the value true or false. */
 static const struct {
     const char *other, *name;
     bool earlier;
@@ -78,8 +79,7 @@ const char *names_other(const char *name)
     return NULL;
 }
 
-/* Converts n, the value of the alias names[i].other, to the value of names[i].name with the same
- * meaning. */
+/* Converts n, the value of the alias names[i].other, to the equivalent value of names[i].name. */
 static void translate(int i, YamlNode *n)
 {
     if (n->kind != YAML_SCALAR || !n->text)
@@ -100,8 +100,8 @@ static void translate(int i, YamlNode *n)
     }
 }
 
-/* Removes the section of this key if it is empty: it may be a section that only earlier versions
- * had. */
+/* Removes the section of this key if it is empty: only earlier versions may have had this
+ * section. */
 static void remove_empty_section(YamlNode *root, const char *key)
 {
     char *section = xasprintf("%.*s", (int)strcspn(key, "."), key);
@@ -149,7 +149,7 @@ void names_rename(YamlNode *root)
     }
 }
 
-/* Keys that were read once, most of them OLMo's and COAT's, or whole sections. */
+/* Removed keys, and sections whose keys were all removed. Most of them were OLMo's and COAT's. */
 static const struct {
     const char *keys, *now;
 } removed[] = {

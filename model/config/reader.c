@@ -1,5 +1,5 @@
-/* Reads the keys of a configuration into the objects of their rows, and knows where each value came
- * from. Everything that reads or checks several keys together asks here. */
+/* Reads the keys of a configuration into the objects of their table rows, and knows the file and
+ * line of each value. Code that reads or checks several keys together uses these functions. */
 #include "model/config/reader.h"
 
 #include <jansson.h>
@@ -100,8 +100,8 @@ static _Noreturn void unknown(const YamlNode *n, const char *name)
         yaml_where(n), name);
 }
 
-/* Null for a section: --model.rope_scaling=null resets the values of a loaded model. A section of
- * the top level is left as it is: `model: null` takes the whole model from load_path. */
+/* Handles null for a section: --model.rope_scaling=null resets the values of a loaded model. A
+ * top-level section does not change: `model: null` takes the whole model from load_path. */
 static void forget_section(void *holder, const char *name)
 {
     const size_t length = strlen(name);
@@ -112,8 +112,8 @@ static void forget_section(void *holder, const char *name)
             value_default(holder, k);
 }
 
-/* A dot between keys, or [ before an element, is only allowed on the command line and in the
- * table. */
+/* Dies at a dot between keys, or a [ before an element, in a file: both are only allowed on the
+ * command line and in the table. */
 void reader_check_key(const YamlNode *n)
 {
     if (strchr(n->key, '['))
@@ -131,7 +131,8 @@ void reader_apply(Reader *r, YamlNode *n, const char *name, void *holder)
 {
     if (!is_section(name)) {
         const ConfigKey *k = key_find(name);
-        if (!k || (n->kind == YAML_MAP && strcmp(name, "tokenizer") == 0)) /* OLMo's section */
+        /* OLMo's section `tokenizer` is not a key */
+        if (!k || (n->kind == YAML_MAP && strcmp(name, "tokenizer") == 0))
             unknown(n, name);
         if (reader_is_unread(&r->s->c, name))
             return;

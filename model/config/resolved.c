@@ -1,4 +1,4 @@
-/* The resolved configuration as YAML, and the columns of its recipe as JSON. */
+/* Writes the resolved configuration as YAML, and the columns of its recipe as JSON. */
 #include "model/config/resolved.h"
 
 #include <stdlib.h>
@@ -37,8 +37,8 @@ const char *resolved_column_in(const json_t *columns, const ConfigKey *k)
 
 /* ---- the whole ------------------------------------------------------------------------------- */
 
-/* Prints the section lines between `previous` and `name`, then the last part of `name`; returns its
- * indentation. */
+/* Prints the headings of the sections that `name` is in and `previous` is not, then the last
+ * component of `name`. Returns the indentation. */
 static int print_key(FILE *f, const char *name, const char *previous)
 {
     size_t same = 0;
@@ -100,8 +100,9 @@ Settings resolved_followed(const Settings *s)
     return follows;
 }
 
-/* A value that follows from another key is printed as null, then as a comment: with another
- * --recipe this file has that recipe's columns. follows: s with those values. */
+/* Prints a value. A value that follows from another key is printed as null, with the value as a
+ * comment: with another --recipe, the file then has that recipe's columns. follows: s with these
+ * values filled in. */
 static void print_value(FILE *f, const Settings *s, const Settings *follows, const ConfigKey *k,
                         int indent)
 {

@@ -1,4 +1,4 @@
-/* The key that a misspelled name means. */
+/* Finds the key that a misspelled name means. */
 #include "model/config/suggest.h"
 
 #include <limits.h>
@@ -7,8 +7,8 @@
 
 #include "model/keys/key.h"
 
-/* Number of insertions, deletions, replacements and swaps of two neighbours that make a equal to
- * b. */
+/* Number of insertions, deletions, replacements and swaps of neighbouring letters that make a equal
+ * to b. */
 static int edit_distance(const char *a, const char *b)
 {
     enum { LONGEST = 128 };
@@ -42,15 +42,15 @@ static const char *last_component(const char *name)
     return dot ? dot + 1 : name;
 }
 
-/* `lr` matches learning_rate. */
+/* Whether an abbreviation matches: `lr` matches learning_rate. */
 static bool are_initials(const char *letters, const char *words)
 {
     const char *end = strchr(words, '_');
     return *letters == *words && (end ? are_initials(letters + 1, end + 1) : !letters[1]);
 }
 
-/* The distance between the whole names; or, if only the section is wrong, the distance between the
- * last parts plus one. */
+/* The distance between the whole names; or, if only the section is wrong, one plus the distance
+ * between the last components. */
 static int name_distance(const char *name, const char *candidate)
 {
     if (strlen(last_component(name)) > 1 &&
@@ -61,8 +61,8 @@ static int name_distance(const char *name, const char *candidate)
     return last <= 1 + (int)strlen(last_component(name)) / 3 && last < whole ? last : whole;
 }
 
-/* Replaces `best`, of distance *best_distance, by the most similar key or section of the table if
- * that is nearer. */
+/* Searches the table's keys and sections. If one is more similar to `name` than `best`, which has
+ * the distance *best_distance, replaces `best`. */
 static void suggest(char best[128], int *best_distance, const ConfigKey *keys, const char *name)
 {
     const size_t first = key_element_prefix(name);

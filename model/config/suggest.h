@@ -1,4 +1,4 @@
-/* The key that a misspelled name means. */
+/* Finds the key that a misspelled name means. */
 #pragma once
 #include "model/keys/types.h"
 

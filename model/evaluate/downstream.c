@@ -1,7 +1,7 @@
-/* A choice is scored by the log-probabilities of its continuation's tokens given its context.
- * Sequences are filled with choices, each a document of its own. Ranks get micro-batches of
- * sequences in round-robin order. All ranks run the same number of passes, because gathering units
- * is collective: a rank without sequences runs masked ones. */
+/* A choice is scored by the log-probabilities of its continuation's tokens given its context. A
+ * sequence is filled with choices; each choice is a document. Ranks get micro-batches of sequences
+ * in round-robin order. All ranks run the same number of passes, because gathering units is
+ * collective: a rank without sequences runs masked sequences. */
 #include "model/evaluate/downstream.h"
 
 #include <math.h>
@@ -16,7 +16,8 @@
 #include "kernels/runtime/agree.h"
 #include "model/evaluate/open_data.h"
 
-/* A micro-batch (B, T) on the host. shown: features of images, or NULL; images: their rows. */
+/* A micro-batch (B, T) on the host. shown: the features of images; NULL: no images. images: a row
+ * of features for each token. */
 typedef struct {
     int B, T, *tokens, *targets;
     uint8_t *begins;
@@ -25,7 +26,7 @@ typedef struct {
     const void **images;
 } Rows;
 
-/* A hash of all questions and of how they are scored. */
+/* A hash of all questions and of the scoring method. */
 static uint64_t task_hash(const Requests *r)
 {
     uint64_t h = hash_bytes(hash_bytes(HASH_OF_NOTHING, r->name, strlen(r->name)), r->token,
@@ -43,7 +44,7 @@ static uint64_t task_hash(const Requests *r)
                       sizeof r->metric);
 }
 
-/* The questions of a task; features of the images that they show, or NULL. */
+/* The questions of a task, and the features of their images; NULL: no images. */
 typedef struct {
     Requests requests;
     ShownImages *shown;
@@ -55,7 +56,7 @@ static void close_task(Task *t)
     requests_free(&t->requests);
 }
 
-/* The argument of read_task, which error_catch calls. */
+/* The argument of read_task when error_catch calls it. */
 typedef struct {
     const Config *config;
     int number;
@@ -81,7 +82,7 @@ static void read_task(void *what)
         shown_images_check_tower(t->shown, tower_of(r->config), tower_folder(r->config), true);
 }
 
-/* Reads the file on all ranks. *problem: the error of any rank; NULL: none. */
+/* Reads the file on all ranks. *problem: the error of a rank; NULL: no rank has an error. */
 static Task open_task(char **problem, const Config *c, int i)
 {
     Reading r = { c, i, { { 0 }, NULL } };
@@ -111,7 +112,8 @@ void downstream_check(const Config *c, int i)
     close_task(&t);
 }
 
-/* The number of questions to ask, at least one: in OLMo a choice is a sequence of a batch. */
+/* Returns the number of questions to ask, at least one. As in OLMo, each choice counts as one
+ * sequence of a batch. */
 static int questions_asked(const Config *c, const Requests *r)
 {
     const double most = (double)c->eval_subset_num_batches * c->device_eval_batch_size *
@@ -124,8 +126,8 @@ static int questions_asked(const Config *c, const Requests *r)
     return n;
 }
 
-/* The number of tokens that the model reads of a choice: all but the last. 0: an earlier choice is
- * the same. */
+/* Returns the number of tokens of a choice that the model reads: all but the last; 0: an earlier
+ * choice has the same tokens. */
 static int tokens_read(const Requests *r, int choice)
 {
     return r->choice[choice].same == choice ? r->choice[choice].length - 1 : 0;
@@ -147,8 +149,8 @@ int downstream_pack(int **first, const Requests *r, int questions, int T)
     return sequences;
 }
 
-/* Fills row b of the micro-batch with these choices, and padding as one more document. image_id:
- * the token of an image. */
+/* Fills row b of the micro-batch with choices first .. end - 1; the padding is one more document.
+ * image_id: the token of an image. */
 static void lay(Rows *rows, int b, const Requests *r, int first, int end, int image_id)
 {
     const size_t row = (size_t)b * (size_t)rows->T;
@@ -190,7 +192,7 @@ static void read_scores(double *log_probability, const Rows *rows, int b, const 
     }
 }
 
-/* Runs the micro-batch of sequences from number `s` on; there may be none left. */
+/* Runs the micro-batch of sequences from number `s` on. There may be no sequences left. */
 static void run_rows(Model *m, ParamStore *store, Rows *rows, const Requests *r, const int *first,
                      int sequences, long s, double *log_probability)
 {
@@ -210,7 +212,8 @@ static void run_rows(Model *m, ParamStore *store, Rows *rows, const Requests *r,
         read_scores(log_probability, rows, b, r, first[s + b], first[s + b + 1]);
 }
 
-/* Computes the log-probability of every choice, on all ranks. False: a rank was asked to stop. */
+/* Computes the log-probability of every choice, on all ranks. Returns false if a rank was asked to
+ * stop. */
 static bool log_probabilities(double *log_probability, const Task *task, int questions, Model *m,
                               ParamStore *store, const atomic_int *stop)
 {
@@ -250,7 +253,7 @@ static bool log_probabilities(double *log_probability, const Task *task, int que
     return !cut;
 }
 
-/* The choice with the highest log-probability, normalized as `per` says. */
+/* Returns the choice with the highest log-probability, normalized as `per` says. */
 static int best_choice(const Choice *c, const double *p, int count, Metric per)
 {
     int best = 0;
@@ -274,7 +277,8 @@ static bool all_known(const double *p, int count)
     return true;
 }
 
-/* A diverged model gives NAN, and so is the score then: no choice is right or wrong. */
+/* A diverged model gives NAN log-probabilities. Then the score is NAN, too: no choice is right or
+ * wrong. */
 void downstream_score(double score[NUM_METRICS], const Requests *r, int questions,
                       const double *log_probability)
 {

@@ -1,5 +1,5 @@
 /* All ranks run the same number of passes, because gathering units is collective: a rank without
- * sequences runs masked ones. */
+ * sequences runs masked sequences. */
 #include "model/evaluate/evaluate.h"
 
 #include <math.h>
@@ -16,7 +16,7 @@
 #include "model/evaluate/downstream.h"
 #include "model/evaluate/open_data.h"
 
-/* Sequences [first, first + B) of the batch as a full micro-batch. Sequences after the end of the
+/* Sequences [first, first + B) of the batch as one micro-batch. Sequences after the end of the
  * batch are masked. */
 static void micro_batch(int *tokens, int *targets, uint8_t *begins, const void **images,
                         const Batch *b, int first, int B, int T)
@@ -36,7 +36,7 @@ static void micro_batch(int *tokens, int *targets, uint8_t *begins, const void *
     }
 }
 
-/* The argument of hash_content, which error_catch calls. */
+/* The argument of hash_content when error_catch calls it. */
 typedef struct {
     const Loader *loader;
     DataHashes content;
@@ -48,8 +48,8 @@ static void hash_content(void *what)
     s->content = loader_content(s->loader);
 }
 
-/* Describes a difference between ranks in sequences or hashed tokens, or an error of reading them;
- * malloc'ed. NULL: none. */
+/* Describes a difference between ranks in the number of sequences or in hashed tokens, or an error
+ * while reading; malloc'ed. NULL: no difference and no error. */
 static char *disagreement(const Loader *l, const char *label)
 {
     Hashed s = { l, { 0 } };
@@ -64,7 +64,7 @@ static char *disagreement(const Loader *l, const char *label)
     return found;
 }
 
-/* Adds its numbers of tokens and files to sum[2], and a line to f. */
+/* Adds the set's numbers of tokens and files to sum[2], and a line to f. */
 static void check_set(const Config *c, int i, FILE *f, uint64_t sum[2])
 {
     watchdog_mark("opening validation data", -1);
@@ -81,7 +81,7 @@ static void check_set(const Config *c, int i, FILE *f, uint64_t sum[2])
 
 char *evaluate_check(const Config *c)
 {
-    enum { LINES = 4 }; /* maximum, so that the header of a run fits on a screen */
+    enum { LINES = 4 }; /* maximum number of lines, so that the header of a run fits on a screen */
     char *text;
     FILE *f = xtext(&text);
     uint64_t sum[2] = { 0 };
@@ -102,8 +102,8 @@ char *evaluate_check(const Config *c)
                      (unsigned long long)sum[0], (unsigned long long)sum[1]);
 }
 
-/* A micro-batch on the host, (B, T) each, whether attention stays inside documents, and sums over
- * all batches so far. */
+/* A micro-batch on the host, with arrays (B, T); whether attention stays inside documents; and sums
+ * over all batches so far. */
 typedef struct {
     int B, T, *tokens, *targets;
     uint8_t *begins;
@@ -128,8 +128,8 @@ static void add_batch(Validation *p, const Batch *b, int sequences, Model *m, Pa
     p->labels += b->labels;
 }
 
-/* Evaluates until the data end; or a rank is asked to stop: returns true; or a rank has a problem
- * with its data: sets *problem. */
+/* Evaluates until the data end, a rank is asked to stop (then returns true), or a rank has an error
+ * in its data (then sets *problem). */
 static bool add_batches(Validation *p, Loader *l, const char *label, const Config *c, Model *m,
                         ParamStore *store, const atomic_int *stop, char **problem)
 {
@@ -145,7 +145,7 @@ static bool add_batches(Validation *p, Loader *l, const char *label, const Confi
         if (wrong || !loader_next(l, &b))
             b = (Batch){ 0 };
         watchdog_wait_for(NO_WORKER);
-        /* sequences of a rank; stop; problem */
+        /* maxima over ranks: number of sequences; whether to stop; whether there is an error */
         double most[3] = { b.sequences, stop && *stop, wrong != NULL };
         comm_max(most, 3);
         if (most[2] > 0)

@@ -16,10 +16,11 @@ typedef struct {
 } EvalResult;
 
 /* Dies if the data of an evaluation of this run is missing or invalid. Returns lines that describe
- * the data, malloc'ed: one for each set, or one for all if there are many. All ranks call. */
+ * the data, malloc'ed: one for each set, or one for all if there are many. All ranks must call
+ * this. */
 char *evaluate_check(const Config *c);
 
 /* One pass, in file order, over the shards of c->eval[i] (at most eval_subset_num_batches batches).
- * All ranks call. If *stop is set on any rank meanwhile, the result is `cut` and invalid; stop
- * NULL: never. */
+ * All ranks must call this. If *stop becomes true on any rank meanwhile, the result is `cut` and
+ * invalid; stop NULL: the evaluation never stops early. */
 EvalResult evaluate(const Config *c, int i, Model *m, ParamStore *store, const atomic_int *stop);

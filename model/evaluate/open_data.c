@@ -10,8 +10,8 @@
 #include "model/checkpoint/tower.h"
 #include "model/formats/adapter.h"
 
-/* Files are opened in the calling thread, read in a thread of the loader, which shows no
- * progress. */
+/* true while files are opened, in the calling thread. The loader's own thread reads them later and
+ * shows no progress. */
 static _Thread_local bool opening;
 
 static void beat(Worker w, const char *doing)
@@ -40,7 +40,7 @@ ImageRows batch_images(const Batch *b, int first, int T)
 _Static_assert((int)MOST_SOURCES == (int)MIXTURE_MOST && (int)SOURCE_NAME == (int)MIXTURE_NAME,
                "limits of data.mix");
 
-/* The sources of data.mix for a DataSpec. */
+/* Fills a DataSpec with the sources of data.mix. */
 static int copy_mix(MixtureSource out[MIXTURE_MOST], const Config *c)
 {
     for (int i = 0; i < c->data.num_mix; i++) {

@@ -3,16 +3,17 @@
 #include "data/loader.h"
 #include "model/shape/buffers.h"
 
-/* Opens training data (set NULL) or a validation set. The watchdog waits for it. problem: as in
- * loader_try_open, for data that was opened before and needs no warnings; NULL: dies instead. All
- * ranks call. */
+/* Opens training data (set NULL) or a validation set. The watchdog waits meanwhile. problem: as in
+ * loader_try_open, for data that was opened before and needs no warnings; problem NULL: dies on an
+ * error. All ranks must call this. */
 Loader *open_data(char **problem, const Config *c, const EvalSet *set);
 
-/* The folder with the vision tower: that of load_path, or the base of its adapters; NULL: there is
- * none. And the hash of the tower (tower.h), 0: unknown; it is computed once, since a run may
- * delete the folder from which it started. */
+/* tower_folder: the folder with the vision tower, which is load_path or the base of its adapters;
+ * NULL: there is none. tower_of: the hash of the tower (tower.h), 0: unknown. The hash is computed
+ * once, because a run may delete the folder from which it started. */
 const char *tower_folder(const Config *c);
 uint64_t tower_of(const Config *c);
 
-/* The images of a batch from sequence `first` on, for model_use_images; sequences have T tokens. */
+/* The images of a batch from sequence `first` on, as model_use_images expects them; sequences have
+ * T tokens. */
 ImageRows batch_images(const Batch *b, int first, int T);

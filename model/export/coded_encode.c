@@ -36,7 +36,7 @@ void coded_look(CodedView *v, Coded c, const float *w, size_t n)
             v->sum[v->blocks % NF4_BLOCKS] += abs_max(w + i, n - i < NF4_BLOCK ? n - i : NF4_BLOCK);
 }
 
-/* The offset, computed as nf4_offset does. */
+/* Computes the offset as nf4_offset does. */
 static float offset_of(const CodedView *v)
 {
     double total = 0;
@@ -60,7 +60,7 @@ static void encode_nf4(void *const out[], float offset, const float *w, size_t n
     }
 }
 
-/* As the trainer quantizes operands [kernels.h, quantize]: multiplies by 1/S. */
+/* Multiplies by 1/S, as the trainer does when it quantizes operands [kernels.h, quantize]. */
 static void encode_operand(uint8_t *codes, float amax, const float *w, size_t n)
 {
     const float inverse = 1 / fp8_scale(amax, E4M3);
@@ -86,7 +86,7 @@ static void encode_int4(void *const out[], Coded c, const float *w, size_t rows,
     free(scale);
 }
 
-/* On one thread. */
+/* Encodes on one thread. */
 static void encode(void *const out[], Coded c, const CodedView *v, float *w, size_t cols, size_t n)
 {
     const size_t rows = n / cols;
@@ -115,7 +115,7 @@ static void encode(void *const out[], Coded c, const CodedView *v, float *w, siz
 
 /* ---- by several threads ---------------------------------------------------------------------- */
 
-/* Works on elements at .. at + n - 1 of `job`. */
+/* Processes elements at .. at + n - 1 of `job`. */
 typedef void TaskFn(const void *job, size_t at, size_t n);
 typedef struct {
     pthread_t thread;
@@ -199,8 +199,8 @@ void coded_int4_scales(float *scale, Coded c, const float *w, size_t rows, size_
 
 /* ---- whole tensors --------------------------------------------------------------------------- */
 
-/* As bitsandbytes writes it, padded with spaces (valid JSON) to the length in the header, which is
- * written earlier. */
+/* Writes the quantization state as bitsandbytes does. Spaces (valid JSON) pad it to the length in
+ * the header, which was written earlier. */
 static void nf4_state(char *to, size_t bytes, float offset, size_t rows, size_t cols)
 {
     const int length = snprintf(
@@ -224,7 +224,7 @@ void coded_whole(void *to, size_t bytes, const char *suffix, Coded c, const Code
     } tensors[] = {
         { ".weight_shape", shape, sizeof shape },
         { ".weight_scale", &scale, sizeof scale },
-        { ".weight_format", "", 1 }, /* 0: row by row */
+        { ".weight_format", "", 1 }, /* 0: weights are stored row by row */
         { ".weight.nested_quant_map", dynamic8_map(DYNAMIC8), 256 * sizeof(float) },
         { ".weight.quant_map", nf4_map(), 16 * sizeof(float) },
     };

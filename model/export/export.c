@@ -1,5 +1,5 @@
-/* Streams tensor by tensor: whatever the size of the model, memory holds a piece of one tensor and
- * the adapter of one matrix. */
+/* Exports tensor by tensor. Memory only holds a piece of one tensor and the adapter of one matrix,
+ * whatever the size of the model. */
 #include "model/export/export.h"
 
 #include <jansson.h>
@@ -30,7 +30,7 @@
 
 /* ---- the source ------------------------------------------------------------------------------ */
 
-/* The latest checkpoint, if `source` is the folder of a run. */
+/* Returns `source`, or its latest checkpoint if `source` is the folder of a run. */
 static char *choose(const char *option, const char *source)
 {
     struct stat status;
@@ -56,8 +56,8 @@ static char *choose(const char *option, const char *source)
     return latest;
 }
 
-/* The folder of the adapters' base: `given`, or the folder that adapter_config.json names. The
- * caller owns the text. */
+/* Returns the folder of the adapters' base: `given`, or the folder that adapter_config.json names.
+ * The caller owns the text. */
 static char *find_base(const char *option, const char *folder, const char *given)
 {
     char *base = given ? xstrdup(given) : adapter_base(folder);
@@ -70,7 +70,7 @@ static char *find_base(const char *option, const char *folder, const char *given
     return base;
 }
 
-/* Files with the padding rows of the vocabulary are accepted, too. */
+/* Files that include the padding rows of the vocabulary are accepted, too. */
 static void check(const Entry *e)
 {
     const HfTensor *t = &e->tensor;
@@ -88,7 +88,7 @@ static void check(const Entry *e)
             t->adapter ? "adapter_config.json" : "config.json", t->rows, t->cols);
 }
 
-/* Sets the tensor's file. */
+/* Sets the file in which the export stores the tensor. */
 static void find(const Export *x, Entry *e)
 {
     const bool is_adapter = e->tensor.adapter || e->tensor.with_adapter;
@@ -114,7 +114,7 @@ static size_t common_divisor(size_t a, size_t b)
     return b == 0 ? a : common_divisor(b, a % b);
 }
 
-/* Dies if the shape of a matrix does not allow its codes. */
+/* Dies if the shape of a matrix does not allow the requested codes. */
 static void check_shapes(const Export *x)
 {
     size_t cols = 0;
@@ -143,7 +143,7 @@ static void add_names(Export *x, const Entry *e)
     name_index_add(&x->adapter_names, name, x->num_entries - 1);
 }
 
-/* All tensors, in the order of the model's units. */
+/* Lists all tensors, in the order of the model's units. */
 static void list_tensors(Export *x, const ModelConfig *m)
 {
     int count;
@@ -165,7 +165,7 @@ static void list_tensors(Export *x, const ModelConfig *m)
     free(tensor);
 }
 
-/* The matrix `matrix` (lora_A or lora_B) of e's adapter; NULL: there is none. */
+/* Returns the matrix `matrix` (lora_A or lora_B) of e's adapter; NULL: there is none. */
 static const Entry *find_adapter_entry(const Export *x, const Entry *e, const char *matrix)
 {
     char name[HF_NAME];
@@ -215,7 +215,8 @@ static void check_left_over(const Export *x, const ModelConfig *m)
 
 /* ---- descriptions ---------------------------------------------------------------------------- */
 
-/* Prints numbers with 15 digits, such as 1e-05, if all of them are exact then, else with 17. */
+/* Returns the JSON text. Numbers have 15 digits, such as 1e-05, if this is exact for all numbers of
+ * the file; otherwise 17 digits. */
 static char *json_text(const json_t *value)
 {
     char *text = json_dumps(value, JSON_INDENT(2) | JSON_REAL_PRECISION(15));
@@ -237,7 +238,8 @@ static void write_json(const Export *x, const char *name, json_t *value)
     free(text);
 }
 
-/* All versions of transformers read torch_dtype; 5 writes dtype, which takes precedence. */
+/* NOTE: all versions of transformers read torch_dtype; version 5 writes dtype, which takes
+ * precedence. */
 static void set_type(json_t *config, const char *dtype)
 {
     json_t *name = json_string(strcmp(dtype, "F32") == 0   ? "float32"
@@ -249,8 +251,8 @@ static void set_type(json_t *config, const char *dtype)
     json_decref(name);
 }
 
-/* The folder's config.json with the new type, and with the class as which it was read. In a model
- * with images text_config has that class. */
+/* The folder's config.json with the new type, and with the class under which it was read. In a
+ * model with images, text_config has this class. */
 static json_t *config(const Export *x, const Architecture *class)
 {
     char *path = xasprintf("%s/config.json", x->base);
@@ -292,8 +294,8 @@ static void check_trained(const Export *x)
     json_decref(manifest);
 }
 
-/* Opens the model of x->folder and lists its tensors. base: NULL, or the folder of the adapters'
- * base. */
+/* Opens the model of x->folder and lists its tensors. base: folder of the adapters' base; NULL: no
+ * adapters. */
 static ModelConfig open_model(Export *x, const char *base)
 {
     const bool adapter = adapter_is(x->folder);
@@ -344,8 +346,8 @@ static void close_export(Export *x)
 
 /* ---- averages -------------------------------------------------------------------------------- */
 
-/* Dies if the config.json of the two models differ in a key that changes what the model computes.
- * Missing keys have the defaults of the class. */
+/* Dies if the config.json of the two models differ in a key that changes what the model computes. A
+ * missing key has the default of the class. */
 static void check_same(const Export *a, const ModelConfig *first, const Export *b,
                        const ModelConfig *other)
 {
@@ -368,7 +370,7 @@ static void check_same(const Export *a, const ModelConfig *first, const Export *
     json_decref(y);
 }
 
-/* Opens the models of an average after the first one. */
+/* Opens all models of an average except the first. */
 static void open_others(Export *x, const ModelConfig *m, const ExportOptions *o)
 {
     x->num_other = o->num_sources - 1;
@@ -414,7 +416,7 @@ Export export_open(const ExportOptions *o)
         die("--calibration: %s is a model with images, and calibration does not read images; leave "
             "--calibration out",
             x.folder);
-    /* read now: a run may delete this checkpoint; open files stay readable */
+    /* files are opened now: a run may delete this checkpoint, but open files stay readable */
     x.description = config(&x, m.architecture);
     return x;
 }

@@ -13,7 +13,7 @@
 #include "model/export/merge.h"
 #include "model/checkpoint/tower.h"
 
-/* Elements in memory at once, or a unit of coded_unit if that is more. */
+/* number of elements in memory at once; or one coded_unit, if that is more */
 static size_t chunk_elements(void)
 {
     return safetensors_chunk / sizeof(float);
@@ -26,7 +26,7 @@ static size_t numel(const HfTensor *t)
 
 /* ---- output ---------------------------------------------------------------------------------- */
 
-/* The exported tensors of e. */
+/* Describes the exported tensors of e. */
 static int outputs(CodedTensor to[CODED_TENSORS], const Export *x, const Entry *e)
 {
     const HfTensor *t = &e->tensor;
@@ -41,7 +41,7 @@ static int outputs(CodedTensor to[CODED_TENSORS], const Export *x, const Entry *
     return 1;
 }
 
-/* The caller frees it. */
+/* The caller frees the result. */
 static char *output_name(const Entry *e, const CodedTensor *t)
 {
     const size_t stem = strlen(e->tensor.name) - (e->is_coded ? strlen(".weight") : 0);
@@ -119,7 +119,7 @@ json_t *export_index(const Export *x, json_t *map, size_t tower)
 
 /* ---- input ----------------------------------------------------------------------------------- */
 
-/* value: the first one of e that is not finite in the requested type. */
+/* value: the first value of e that is not finite in the requested type. */
 static _Noreturn void die_of_value(const Export *x, const Entry *e, float value)
 {
     if (!isfinite(value))
@@ -152,7 +152,7 @@ static void check_sum(const Entry *e, uint32_t sum)
             e->from->path, t->name, sum, t->sum);
 }
 
-/* All of an adapter's tensor; the caller frees it. */
+/* Reads a whole tensor of an adapter; the caller frees it. */
 static float *read_adapter(const Export *x, const Entry *e)
 {
     const SafeTensor *t = e->source;
@@ -179,23 +179,23 @@ static Merge open_merge(const Export *x, const Entry *e)
     return m;
 }
 
-/* A matrix from front to back, with its adapter added, or the average of several. */
+/* Reads a matrix from front to back, with its adapter added, or the average of several matrices. */
 typedef struct Reading {
     const Export *x;
     const Entry *e;
-    size_t chunk; /* elements in memory at once */
+    size_t chunk; /* number of elements in memory at once */
     Merge merge;
     void *raw;     /* chunk elements of 4 bytes */
-    float *values; /* chunk */
+    float *values; /* (chunk) the elements in F32 */
     uint32_t sum;
-    const Entry *viewed; /* the entry of `view`; NULL: none */
+    const Entry *viewed; /* the entry that `view` describes; NULL: none */
     CodedView view;
-    /* one Reading for each model of x->other; all share `raw` and one `values` */
+    /* one Reading for each model of x->other; all of them use the same `raw` and one `values` */
     struct Reading *other;
-    double *total; /* chunk; NULL: no average */
+    double *total; /* (chunk) weighted sum of the models; NULL: no average */
 } Reading;
 
-/* With memory for `chunk` elements at once. */
+/* Starts to read, with memory for `chunk` elements at once. */
 static Reading open_reading(const Export *x, size_t chunk)
 {
     Reading r = { .x = x,
@@ -235,7 +235,7 @@ static void begin_reading(Reading *r, const Entry *e)
     r->merge = e->a ? open_merge(r->x, e) : (Merge){ 0 };
 }
 
-/* The next n elements, from `at` on, of the one model into r->values. */
+/* Reads the next n elements, from `at` on, of the one model into r->values. */
 static void read_model(Reading *r, size_t at, size_t n)
 {
     const SafeTensor *from = r->e->source;
@@ -259,7 +259,7 @@ static size_t stored(const Entry *e)
                : numel(&e->tensor);
 }
 
-/* Adds the next elements, times the model's weight. Not all models need have the padding rows of
+/* Adds the next elements, multiplied by the model's weight. A model may lack the padding rows of
  * the vocabulary. */
 static void add_model(double *total, Reading *r, size_t at, size_t n)
 {
@@ -273,7 +273,7 @@ static void add_model(double *total, Reading *r, size_t at, size_t n)
     }
 }
 
-/* The next n elements, from `at` on, into r->values. */
+/* Reads the next n elements, from `at` on, into r->values. */
 static void read_values(Reading *r, size_t at, size_t n)
 {
     if (r->x->num_other == 0) {
@@ -288,7 +288,7 @@ static void read_values(Reading *r, size_t at, size_t n)
         r->values[i] = (float)r->total[i];
 }
 
-/* The number of elements to read: the largest of all models. */
+/* Number of elements to read: the largest over all models. */
 static size_t to_read(const Reading *r)
 {
     size_t most = stored(r->e);
@@ -318,8 +318,8 @@ static void write_output(const Export *x, const Entry *e, const CodedTensor *t, 
     free(name);
 }
 
-/* How many of n elements of e from `at` on are not in padding rows of the vocabulary; these are
- * only read for the checksum. */
+/* How many of n elements of e, from `at` on, are not in padding rows of the vocabulary. Padding
+ * rows are only read for the checksum. */
 static size_t existing_of(const Entry *e, size_t at, size_t n)
 {
     const size_t own = numel(&e->tensor);
@@ -347,7 +347,7 @@ static void write_plain(Reading *r, const Entry *e)
 
 /* ---- codes ----------------------------------------------------------------------------------- */
 
-/* Elements of as many whole units as fit into a chunk. */
+/* Number of elements of as many whole units as fit into a chunk. */
 static size_t step_of(const Reading *r, const Entry *e)
 {
     const size_t unit = coded_unit(r->x->coded, e->tensor.cols);
@@ -363,7 +363,7 @@ static void read_checked(Reading *r, size_t at, size_t n)
             die_of_value(r->x, r->e, r->values[i]);
 }
 
-/* Parts of one matrix share its scale. */
+/* Whether parts of one matrix share its scale. */
 static bool same_view(const Export *x, const Entry *a, const Entry *b)
 {
     return a == b || (coded_shares(x->coded) && a->tensor.unit == b->tensor.unit &&
@@ -392,7 +392,7 @@ static void look(Reading *r, const Entry *e)
     }
 }
 
-/* Writes the chunks of e's tensors for its n elements from `at` on. */
+/* Encodes and writes n elements of e from `at` on, to all of its tensors. */
 static void write_chunks(const Export *x, const Entry *e, void *const out[], size_t at, size_t n)
 {
     CodedTensor to[CODED_TENSORS];

@@ -1,6 +1,6 @@
-/* Works on a block of columns at a time, whose part of A stays in the caches for all rows. Its
- * width is a constant, so that the compiler vectorizes the inner loop. 7B parameters with rank 16
- * take about 20 seconds on one core. */
+/* Works on a block of columns at a time: this part of A stays in the caches for all rows. The width
+ * of a block is a constant, so that the compiler vectorizes the inner loop. 7B parameters with rank
+ * 16 take about 20 seconds on one core. */
 #include "model/export/merge.h"
 
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 
 #include "kernels/runtime/error.h"
 
-enum { BLOCK = 512, TERMS = 4 }; /* columns; products that are added in one pass */
+enum { BLOCK = 512, TERMS = 4 }; /* columns of a block; products that are added in one pass */
 
 Merge merge_open(const float *a, const float *b, int rank, size_t rows, size_t cols, float scale)
 {
@@ -33,7 +33,7 @@ void merge_close(Merge *m)
     free(m->b);
 }
 
-/* sum = row `b` of B times BLOCK columns of A */
+/* Sets `sum` to row `b` of B times BLOCK columns of A. */
 static void multiply(float *restrict sum, const float *restrict b, const float *restrict a,
                      int rank, size_t stride)
 {

@@ -9,10 +9,10 @@ typedef struct {
     float scale;
 } Merge;
 
-/* Copies A (rank, cols) and B (rows, rank). */
+/* Copies A (rank, cols) and B (rows, rank) to `m`. */
 Merge merge_open(const float *a, const float *b, int rank, size_t rows, size_t cols, float scale);
 void merge_close(Merge *m);
 
-/* y = y + scale * (B A) for n elements from `first` on, row-major. Sums are in F32, in the order of
- * the rank. */
+/* y = y + scale * (B A), for n elements from `first` on, row-major. Sums over the rank are computed
+ * in F32, in order. */
 void merge_add(float *y, const Merge *m, size_t first, size_t n);

@@ -1,4 +1,5 @@
-/* adapter_config.json, as PEFT's LoraConfig reads and writes it [peft/tuners/lora/config.py]. */
+/* adapter_config.json, in the format in which PEFT's LoraConfig reads and writes it
+ * [peft/tuners/lora/config.py]. */
 #include "model/formats/adapter.h"
 
 #include <ctype.h>
@@ -18,7 +19,7 @@
 
 /* ---- modules --------------------------------------------------------------------------------- */
 
-/* Names within a block, the same in all architectures. */
+/* Names of modules within a block, the same in all architectures. */
 static const char *const modules[NUM_LORA_MODULES] = {
     [LORA_Q] = "self_attn.q_proj", [LORA_K] = "self_attn.k_proj", [LORA_V] = "self_attn.v_proj",
     [LORA_O] = "self_attn.o_proj", [LORA_GATE] = "mlp.gate_proj", [LORA_UP] = "mlp.up_proj",
@@ -30,7 +31,8 @@ const char *adapter_module_name(LoraModule module)
     return strchr(modules[module], '.') + 1;
 }
 
-/* PEFT's rule: a name matches the path of a module, or the end of the path after a dot. */
+/* Whether a name matches a module's path, by PEFT's rule: it is the path, or the end of the path
+ * after a dot. */
 static bool is_end(const char *name, const char *path)
 {
     const size_t n = strlen(name), m = strlen(path);
@@ -97,7 +99,7 @@ char *adapter_base(const char *folder)
     return base;
 }
 
-/* Settings that are not supported, unless null, false or empty. */
+/* Settings that are not supported, unless their value is null, false or empty. */
 static const struct {
     const char *key, *why;
 } refused[] = {
@@ -119,8 +121,8 @@ static const struct {
     { "monteclora_config", "adapters are numbers, not distributions" },
 };
 
-/* PiSSA, OLoRA, CorDA and LoftQ also change the base: with the published base their adapters are
- * wrong. */
+/* PiSSA, OLoRA, CorDA and LoftQ also change the base: their adapters are wrong on the published
+ * base. */
 static void check_start(const File *f)
 {
     const json_t *value = json_object_get(f->json, "init_lora_weights");
@@ -151,8 +153,8 @@ static void refuse_others(const File *f)
     check_start(f);
 }
 
-/* Marks in seen[module][block] what a name of target_modules matches: in all blocks, or in the one
- * whose number is in it. */
+/* Sets seen[module][block] for all matches of a name of target_modules: in all blocks, or in the
+ * single block whose number the name contains. Returns whether there are any. */
 static bool mark(bool *seen, const char *name, const ModelConfig *m)
 {
     const LoraModule all = adapter_module(name);
@@ -177,7 +179,8 @@ static bool mark(bool *seen, const char *name, const ModelConfig *m)
     return all < NUM_LORA_MODULES;
 }
 
-/* The header of the adapters' file, which has its tensors' names; NULL: it cannot be read. */
+/* The header of the adapters' file, which contains the names of its tensors; NULL: it cannot be
+ * read. */
 static json_t *read_header(const char *folder)
 {
     enum { LENGTH = 8, MOST = 100 << 20 };
@@ -201,7 +204,7 @@ static json_t *read_header(const char *folder)
 }
 
 /* A text other than all-linear is a regular expression of Python, which PEFT matches with the paths
- * of modules. The file shows which it found. */
+ * of modules. The tensors of the file show which modules it matched. */
 static void mark_found(bool *seen, const char *folder, const File *f, const ModelConfig *m)
 {
     static const char first[] = "base_model.model.", last[] = ".lora_A.weight",
@@ -266,7 +269,8 @@ static void read_modules(Lora *l, const File *f, const char *folder, const Model
     free(seen);
 }
 
-/* What is trained whole next to the adapters: the projector of a model with images, or nothing. */
+/* Sets what is trained whole, besides the adapters: the projector of a model with images, or
+ * nothing. */
 static void read_saved(Lora *l, const File *f, const ModelConfig *m)
 {
     const json_t *value = json_object_get(f->json, "modules_to_save"), *name;
@@ -300,7 +304,7 @@ void adapter_read(Lora *l, double *dropout, const char *folder, const ModelConfi
     read_value(l, &f, "r", "lora.rank");
     read_value(l, &f, "lora_alpha", "lora.alpha");
     l->use_rslora = false;
-    if (rslora && !json_is_null(rslora)) /* old files lack the key */
+    if (rslora && !json_is_null(rslora)) /* files of old versions lack the key */
         read_value(l, &f, "use_rslora", "lora.use_rslora");
     read_modules(l, &f, folder, m);
     read_saved(l, &f, m);
@@ -312,8 +316,8 @@ void adapter_read(Lora *l, double *dropout, const char *folder, const ModelConfi
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
-/* A list of names; in a model with images, whose vision tower has modules of the same names, a
- * regular expression. */
+/* Returns a list of names. In a model with images, returns a regular expression instead, because
+ * the vision tower has modules with the same names. */
 static json_t *module_names(const Lora *l, bool images)
 {
     json_t *names = json_array();
@@ -338,7 +342,7 @@ static json_t *module_names(const Lora *l, bool images)
 char *adapter_config_text(const Config *c)
 {
     const Lora *l = &c->model.lora;
-    /* PEFT, vLLM: an integer */
+    /* PEFT and vLLM require an integer */
     const bool images = c->model.image.feature_size > 0, whole = l->alpha == floor(l->alpha);
     json_t *j = json_pack(
         "{s:s, s:s, s:s?, s:n, s:b, s:i, s:o, s:f, s:o, s:s, s:b, s:b, s:b, s:b, s:{}, s:{}}",

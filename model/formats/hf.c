@@ -1,5 +1,6 @@
-/* config.json, read and written by the table of hf_keys.c. transformers 4 has rope_theta and
- * rope_scaling, 5 rope_parameters; both read the files written here. */
+/* Reads and writes config.json by the table of hf_keys.c. transformers 4 uses the keys rope_theta
+ * and rope_scaling, transformers 5 the key rope_parameters; both versions can read the written
+ * files. */
 #include "model/formats/hf.h"
 
 #include <math.h>
@@ -18,12 +19,12 @@
 
 static const char *const rope_types[NUM_ROPE_TYPES] = { "default", "llama3", "yarn" };
 
-/* The row of config_keys, with the offset in the ModelConfig. */
+/* The row of config_keys for a key; its offset is relative to the ModelConfig. */
 static ConfigKey row_of(const HfKey *k)
 {
     ConfigKey row = *key_find(k->what);
     row.offset -= offsetof(Settings, c.model);
-    /* both halves in our key, one in config.json */
+    /* our key counts both halves of SwiGLU, config.json one */
     if (strcmp(k->what, "model.mlp_hidden_size") == 0) {
         row.type = INT;
         row.min /= 2;
@@ -53,8 +54,8 @@ static _Noreturn void wrong(const HfConfig *s, const char *key, const char *expe
     value_json_wrong(s->path, key, expected, found);
 }
 
-/* Reads and checks the value of k->key in `from`. null means the same as in our configuration, if
- * it is allowed there. */
+/* Reads and checks the value of k->key in `from`. null has the same meaning as in our
+ * configuration, if it is allowed there. */
 static void read_value(ModelConfig *m, const HfConfig *s, const json_t *from, const HfKey *k)
 {
     const ConfigKey row = row_of(k);
@@ -91,7 +92,7 @@ static void read_token(ModelConfig *m, const HfConfig *s, const HfKey *k)
     value_json_set(m, &row, id >= 0 && id < m->vocab_size ? (double)id : -1);
 }
 
-/* Whether the value is `only`, or an element of it. */
+/* Whether the value is `only`, or an element of the list `only`. */
 static bool is_among(const json_t *value, const json_t *only)
 {
     bool found = json_is_number(only) && json_is_number(value)
@@ -117,8 +118,8 @@ static void refuse_others(const HfConfig *s, const json_t *from, const HfKey *k)
             k->why ? ": " : "", k->why ? k->why : "");
 }
 
-/* Keys of `from` without a row, separated by ", ", or NULL. type: -1 for the keys of a class, else
- * a RopeType. */
+/* The keys of `from` that have no row, separated by ", "; NULL: none. type: -1 for the keys of a
+ * class, else a RopeType. */
 static char *unknown_keys(const HfConfig *s, json_t *from, int type)
 {
     char *text;
@@ -178,8 +179,8 @@ static double read_theta(const HfConfig *s, const json_t *rope)
 }
 
 /* Returns the rope_parameters of full attention. The rope_parameters of sliding attention must be
- * equal, except that they are not scaled. Only classes with full_attn_scaled_only support
- * parameters by layer type. */
+ * equal, but without scaling. Only classes with full_attn_scaled_only support parameters by layer
+ * type. */
 static json_t *full_attention(const HfConfig *s, json_t *full, const json_t *sliding)
 {
     if (!s->class->full_attn_scaled_only)
@@ -194,7 +195,7 @@ static json_t *full_attention(const HfConfig *s, json_t *full, const json_t *sli
     return full;
 }
 
-/* In a class with rope_parameters by layer type, rope_scaling is that of full attention. NOTE:
+/* In a class with rope_parameters by layer type, rope_scaling applies to full attention. NOTE:
  * transformers 5.0 to 5.12 apply rope_parameters without layer types to all layers; later versions
  * ignore them. */
 static json_t *find_rope(const HfConfig *s)
@@ -253,8 +254,8 @@ static void read_rope(ModelConfig *m, const HfConfig *s)
     const json_t *length = get(s->json, "original_max_position_embeddings");
     if (m->rope_scaling.type != ROPE_DEFAULT && length &&
         json_number_value(length) != m->rope_scaling.original_length)
-        die("%s: original_max_position_embeddings is %g, but %d in the parameters of the rotation; "
-            "transformers 4 and 5 do not use the same one: make both equal",
+        die("%s: original_max_position_embeddings is %g at the top level, but %d in the RoPE "
+            "parameters. transformers 4 reads one, transformers 5 the other: make both equal",
             s->path, json_number_value(length), m->rope_scaling.original_length);
     warn_of_unknown(s, rope, m->rope_scaling.type);
 }
@@ -272,7 +273,7 @@ static int class_number(const HfConfig *s, const char *key)
 }
 
 /* Without layer_types, the blocks from max_window_layers on have a sliding window; in some classes,
- * every n-th of them has none. */
+ * every n-th of these blocks has none. */
 static void read_layer_types(ModelConfig *m, const HfConfig *s)
 {
     const json_t *types = get(s->json, "layer_types");
@@ -293,8 +294,8 @@ static void read_layer_types(ModelConfig *m, const HfConfig *s)
     }
 }
 
-/* no_rope_layers has 0 for a block without rotation, and 1 for a block with it. Without this key,
- * every n-th block has no rotation. */
+/* no_rope_layers has 0 for a block without rotary embedding, and 1 for a block with it. Without
+ * this key, every n-th block has no rotary embedding. */
 static void read_no_rope(ModelConfig *m, const HfConfig *s)
 {
     const json_t *list = get(s->json, "no_rope_layers");
@@ -333,7 +334,7 @@ static void read_windows(ModelConfig *m, const HfConfig *s)
 
 /* ---- the file -------------------------------------------------------------------------------- */
 
-/* Some classes are another class if layer_types are given. */
+/* Some classes are read as another class if layer_types is given. */
 static const Architecture *with_layers(const HfConfig *s, const Architecture *a)
 {
     return a && a->with_layer_types && get(s->json, "layer_types")
@@ -362,7 +363,7 @@ static void choose_class(HfConfig *s)
 }
 
 /* Opens FOLDER/config.json. For a model with images s->json is its text_config, and m->image is
- * filled. */
+ * set. */
 static void open_config(HfConfig *s, ModelConfig *m, const char *folder)
 {
     snprintf(s->path, sizeof s->path, "%s/config.json", folder);
@@ -371,7 +372,7 @@ static void open_config(HfConfig *s, ModelConfig *m, const char *folder)
         die("%s: there is no such file; load_path must be a folder written by save_pretrained or a "
             "checkpoint stepN",
             s->path);
-    /* not every folder has it */
+    /* some folders lack this file */
     s->generation = file_try_json(folder, "generation_config.json");
     quantized_refuse(s->json, folder);
     json_t *text = llava_text(m, s->json, s->path);
@@ -427,7 +428,7 @@ void hf_read(ModelConfig *m, const char *folder)
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
-/* The decimal number, not the nearest float: 1e-05, not 9.99999974e-06. */
+/* Returns the double nearest to the short decimal form of x: 1e-05, not 9.99999974e-06. */
 static json_t *decimal(float x)
 {
     char text[32];
@@ -449,7 +450,7 @@ static json_t *json_of(const ModelConfig *c, const HfKey *k)
     }
 }
 
-/* rope_type and its parameters. */
+/* Returns rope_type and its parameters. */
 static json_t *scaling_json(const ModelConfig *c, RopeType type)
 {
     json_t *j = json_pack("{s:s}", "rope_type", rope_types[type]);
@@ -472,7 +473,7 @@ static json_t *rotation_json(const ModelConfig *c, const Architecture *a, const 
         return type == ROPE_DEFAULT ? json_null() : scaling_json(c, type);
     if (!a->full_attn_scaled_only || strcmp(key, "rope_parameters") != 0)
         return NULL;
-    /* transformers 5 would take rope_theta for one layer type only */
+    /* transformers 5 would apply rope_theta to one layer type only */
     json_t *full = scaling_json(c, type), *sliding = scaling_json(c, ROPE_DEFAULT);
     json_object_set_new(full, "rope_theta", json_real(c->rope_theta));
     json_object_set_new(sliding, "rope_theta", json_real(c->rope_theta));
@@ -500,7 +501,7 @@ static json_t *blocks_json(const ModelConfig *c, const char *key)
     return list;
 }
 
-/* The value, or the first of a list of supported values. */
+/* The only supported value, or the first of a list of supported values. */
 static json_t *literal_json(const char *text)
 {
     json_t *value = json_loads(text, JSON_DECODE_ANY, NULL),
@@ -511,14 +512,14 @@ static json_t *literal_json(const char *text)
     return first;
 }
 
-/* NULL: this class does not write the key. */
+/* Returns NULL if this class does not write the key. */
 static json_t *key_json(const ModelConfig *c, const Architecture *a, const HfKey *k)
 {
-    /* OLMo's classes declare no head_dim, but use one that is given */
+    /* OLMo's classes do not declare head_dim, but use it if it is given */
     bool implied = strcmp(k->key, "head_dim") == 0 && c->head_dim * c->n_heads == c->d_model;
     if ((implied && !architecture_key(a, k->key)) || !hf_key_is_of(k, a))
         return NULL;
-    /* OLMo-3 always has a window, even if no layer uses it */
+    /* OLMo-3 always has a window size, even if no layer uses it */
     if (strcmp(k->key, "sliding_window") == 0 && c->sliding_window == 0 &&
         a->windows == WINDOW_BY_LAYER && !architecture_key(a, "use_sliding_window"))
         return json_integer((json_int_t)architecture_key(a, k->key)->default_value);

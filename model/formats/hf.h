@@ -1,14 +1,14 @@
-/* The model that a Hugging Face config.json describes, read and written. */
+/* Reads and writes the config.json of Hugging Face models. */
 #pragma once
 #include <jansson.h>
 #include <stdbool.h>
 
 #include "model/shape/architecture.h"
 
-/* Reads folder/config.json into `m`, with the class's defaults for missing keys, as written by
- * transformers 4 (rope_theta, rope_scaling) or 5 (rope_parameters); init_* are unchanged. Dies on a
- * class without a row in architecture.c, and on values outside the ranges of the corresponding keys
- * of the configuration. */
+/* Reads folder/config.json, of transformers 4 (rope_theta, rope_scaling) or 5 (rope_parameters),
+ * into `m`. Missing keys get the defaults of the class; init_* do not change. Dies on a class
+ * without a row in architecture.c, and on values outside the ranges of the corresponding keys of
+ * the configuration. */
 void hf_read(ModelConfig *m, const char *folder);
 
 /* The content of config.json for transformers 4.57 or later; `master`: the type of saved weights.

@@ -1,6 +1,6 @@
-/* All keys in one table, in the order of writing. Type, range and place in the ModelConfig come
- * from the row of config_keys that is named; rows of architecture.c say which classes have a key,
- * and with which default.
+/* All keys in one table, in the order of writing. The named row of config_keys gives type, range
+ * and the field of ModelConfig; rows of architecture.c say which classes have a key, with which
+ * default.
  *
  * tests/golden/config_keys.json lists all keys that transformers 4 and 5 declare or read for these
  * classes, and their effects; tests/test_config_keys.c compares.
@@ -45,7 +45,8 @@ const HfKey hf_keys[] = {
     { "sliding_window",          HF_VALUE | HF_LISTED,    "model.sliding_window" },
     { "sliding_window",          HF_REFUSED | HF_UNLISTED, "null",
       .why = "transformers uses it in generation, but not in the model; remove it from config.json" },
-    { "use_sliding_window",      HF_IGNORED | HF_UNLISTED },         /* nothing without a sliding_window, which is refused */
+    /* has no effect without sliding_window, and a sliding_window is refused */
+    { "use_sliding_window",      HF_IGNORED | HF_UNLISTED },
     { "no_rope_layers",          HF_BLOCKS | HF_LISTED },
     { "no_rope_layer_interval",  HF_BLOCKS | HF_LISTED },
     { "max_window_layers",       HF_BLOCKS | HF_LISTED },
@@ -68,14 +69,14 @@ const HfKey hf_keys[] = {
     { "text_encoder",            HF_REFUSED,  "null", .why = "only models of text are read" },
     { "transformers_weights",    HF_REFUSED,  "null", .why = "weights are read from model.safetensors, or the files of its index" },
     { "configuration_files",     HF_REFUSED,  "null", .why = "copy the right one to config.json" },
-    { "quantization_config",     HF_IGNORED },       /* checked by quantized.h */
+    { "quantization_config",     HF_IGNORED },       /* quantized.h checks it */
 
-    /* what the file is, and types of weights, which are read from the weights' files */
+    /* names of the model, and types of weights, which are read from the weights' files */
     { "architectures", HF_IGNORED }, { "model_type", HF_IGNORED }, { "transformers_version", HF_IGNORED },
     { "name_or_path", HF_IGNORED }, { "dtype", HF_IGNORED }, { "torch_dtype", HF_IGNORED }, { "use_bfloat16", HF_IGNORED },
     { "tokenizer_class", HF_IGNORED }, { "prefix", HF_IGNORED }, { "unsloth_version", HF_IGNORED }, { "unsloth_fixed", HF_IGNORED },
 
-    /* how transformers computes the same, and what it returns */
+    /* settings of how transformers computes the function, and of its results */
     { "pretraining_tp", HF_IGNORED }, { "chunk_size_feed_forward", HF_IGNORED }, { "attn_implementation", HF_IGNORED },
     { "experts_implementation", HF_IGNORED }, { "gradient_checkpointing", HF_IGNORED }, { "torchscript", HF_IGNORED },
     { "output_attentions", HF_IGNORED }, { "output_hidden_states", HF_IGNORED }, { "return_dict", HF_IGNORED },
@@ -87,7 +88,7 @@ const HfKey hf_keys[] = {
     { "id2label", HF_IGNORED }, { "label2id", HF_IGNORED }, { "num_labels", HF_IGNORED }, { "problem_type", HF_IGNORED },
     { "finetuning_task", HF_IGNORED }, { "task_specific_params", HF_IGNORED }, { "tf_legacy_loss", HF_IGNORED },
 
-    /* settings of generation, which are in generation_config.json today */
+    /* settings of generation, which current versions store in generation_config.json */
     { "assistant_confidence_threshold", HF_IGNORED }, { "assistant_lookbehind", HF_IGNORED }, { "bad_words_ids", HF_IGNORED },
     { "begin_suppress_tokens", HF_IGNORED }, { "diversity_penalty", HF_IGNORED }, { "do_sample", HF_IGNORED },
     { "early_stopping", HF_IGNORED }, { "encoder_no_repeat_ngram_size", HF_IGNORED }, { "encoder_repetition_penalty", HF_IGNORED },

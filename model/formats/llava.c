@@ -1,5 +1,5 @@
-/* The published folder of LLaVA-1.5 has few keys in text_config; all others are the defaults of the
- * class of the text model. */
+/* text_config in the published folder of LLaVA-1.5 has few keys; all others have the defaults of
+ * the text model's class. */
 #include "model/formats/llava.h"
 
 #include <string.h>
@@ -19,7 +19,7 @@ static const char *text_of(const json_t *from, const char *key, const char *othe
     return text ? text : otherwise;
 }
 
-/* A whole number from `least` on. */
+/* Reads a whole number >= `least`. */
 static int number(const json_t *from, const char *key, int least, int otherwise, const char *path)
 {
     const json_t *value = get(from, key);
@@ -33,8 +33,8 @@ static int number(const json_t *from, const char *key, int least, int otherwise,
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-/* Defaults of keys that must be given elsewhere [transformers 4.57, LlamaConfig, MistralConfig,
- * Qwen3Config]. */
+/* Defaults of keys that the config.json of a text model must give [transformers 4.57, LlamaConfig,
+ * MistralConfig, Qwen3Config]. */
 static const struct {
     const char *type;
     int hidden, mlp, layers, heads, vocab;
@@ -70,15 +70,15 @@ static json_t *complete_text(const json_t *config, const char *path)
     set_missing(text, "num_hidden_layers", json_integer(text_defaults[i].layers));
     set_missing(text, "num_attention_heads", json_integer(text_defaults[i].heads));
     set_missing(text, "vocab_size", json_integer(text_defaults[i].vocab));
-    json_object_del(text, "architectures"); /* it may name the class without a head */
+    json_object_del(text, "architectures"); /* architectures may name the class without a head */
     for (size_t k = 0; k < 3; k++)
         if (get(config, tokens[k]))
             set_missing(text, tokens[k], json_incref(json_object_get(config, tokens[k])));
     return text;
 }
 
-/* Rows of an image: the tower's patches, and CLIP's class token unless the strategy drops the first
- * row. */
+/* Computes the rows of an image: one for each patch of the tower, and one for CLIP's class token
+ * unless the strategy drops the first row. */
 static void read_tower(ImageConfig *i, const json_t *config, const json_t *tower, const char *path)
 {
     const char *type = text_of(tower, "model_type", "clip_vision_model");
@@ -127,7 +127,7 @@ json_t *llava_text(ModelConfig *m, const json_t *config, const char *path)
                          number(config, "image_token_id", 0, 32000, path), path);
     if (tower)
         read_tower(i, config, tower, path);
-    else { /* features without a tower */
+    else { /* the folder has features but no tower */
         i->feature_size = number(config, "image_feature_size", 1, 0, path);
         i->rows = number(config, "image_seq_length", 1, 0, path);
     }

@@ -1,4 +1,5 @@
-/* A folder of a model that cannot be read is refused, with the command that converts it. */
+/* Refuses the folder of a model in an unsupported format; the message gives the command that
+ * converts it. */
 #include "model/formats/loadable.h"
 
 #include <ctype.h>
@@ -13,7 +14,7 @@
 #include "model/formats/file.h"
 #include "model/formats/pointer.h"
 
-/* owner/name of letters, digits, dots, dashes and underscores. */
+/* Whether the text is owner/name of letters, digits, dots, dashes and underscores. */
 static bool may_be_hub_name(const char *path)
 {
     int slashes = 0;
@@ -32,7 +33,7 @@ static const char *name_of(const char *path)
     return slash ? slash + 1 : path;
 }
 
-/* The folder of a file; the caller owns it. */
+/* Returns the folder of a file; the caller owns it. */
 static char *folder_of(const char *path)
 {
     const char *slash = strrchr(path, '/');
@@ -58,7 +59,7 @@ static _Noreturn void die_olmo(const char *where, const char *folder)
         where, folder);
 }
 
-/* `more`: further arguments of from_pretrained. */
+/* more: further arguments of from_pretrained. */
 static _Noreturn void die_transformers(const char *where, const char *what, const char *folder,
                                        const char *more)
 {
@@ -84,7 +85,7 @@ static _Noreturn void die_file(const char *where, const char *path, const char *
         folder);
 }
 
-/* Dies if the folder has a known other format. `key`: the key that names the folder. */
+/* Dies if the folder has a known unsupported format. key: the key that names the folder. */
 static void die_of_format(const char *where, const char *key, const char *folder)
 {
     if (file_is_in(folder, "pytorch_model.bin") ||
@@ -100,14 +101,14 @@ static void die_of_format(const char *where, const char *key, const char *folder
         die("%s: this is the save_folder of a run; its newest checkpoint is --%s=%s/latest", where,
             key, folder);
     if (file_is_in(folder, "model_and_optim"))
-        die("%s: this is a checkpoint of OLMo-core. Convert it with its "
-            "src/examples/huggingface/convert_checkpoint_to_hf.py and "
+        die("%s: this is a checkpoint of OLMo-core. Convert the checkpoint with OLMo-core's "
+            "src/examples/huggingface/convert_checkpoint_to_hf.py, and "
             "load the result",
             where);
     free(pointer);
 }
 
-/* `key`: the key that names the folder. */
+/* key: the key that names the folder. */
 static void check_folder(const char *where, const char *key, const char *folder)
 {
     struct stat status;

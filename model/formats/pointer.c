@@ -9,7 +9,7 @@
 
 #include "kernels/runtime/error.h"
 
-/* One complete line of at most PATH_MAX bytes, with nothing after it. */
+/* Reads one complete line of at most PATH_MAX bytes, with nothing after it. */
 static char *read_line(const char *path)
 {
     char text[PATH_MAX + 2];

@@ -1,5 +1,5 @@
-/* Tables to detect quantized weights and their method: settings written by other programs, and
- * tensors saved by them. */
+/* Tables to detect quantized weights and their method: settings that other programs write, and
+ * tensors that they save. */
 #include "model/formats/quantized.h"
 
 #include <stdio.h>
@@ -14,20 +14,21 @@
 #define LOAD_16_BIT "which is not supported; load the 16-bit folder from which they were quantized"
 
 /* The methods that can be read, and the values that their keys must have. If "null" is one of the
- * values, the key may be missing. A * in a key stands for all members. Everything else follows from
- * the tensors. */
+ * values, the key may be missing. A * in a key stands for all members. All other properties follow
+ * from the tensors. */
 #define FORMATS "float-quantized|int-quantized|naive-quantized|pack-quantized"
 #define WEIGHTS "config_groups.*.weights."
 static const struct {
     const char *method, *key, *values;
 } readable[] = {
-    { "bitsandbytes", "bnb_4bit_quant_type", "null|nf4|fp4" }, /* its tensors are refused later */
+    /* fp4 is refused later, by its tensors */
+    { "bitsandbytes", "bnb_4bit_quant_type", "null|nf4|fp4" },
     { "fp8", "fmt", "null|e4m3|float8_e4m3fn" },
     { "fp8", "weight_block_size", "null|[128,128]" },
     { "gptq", "bits", "4" },
     { "gptq", "sym", "true" },
     { "gptq", "checkpoint_format", "null|gptq" },
-    /* mixed: each group has a format of its own */
+    /* mixed: each group has its own format */
     { "compressed-tensors", "format", FORMATS "|mixed-precision" },
     { "compressed-tensors", "config_groups.*.format", "null|" FORMATS },
     { "compressed-tensors", WEIGHTS "num_bits", "4|8" },
@@ -40,7 +41,7 @@ static const struct {
     { "compressed-tensors", "kv_cache_scheme", "null" },
 };
 
-/* Values of quant_method and their names in messages. Others are printed unchanged. */
+/* Values of quant_method and their names in messages. Other values are printed unchanged. */
 static const struct {
     const char *method, *name;
 } methods[] = {
@@ -56,7 +57,7 @@ static const struct {
     { "modelopt", "NVIDIA Model Optimizer" },
 };
 
-/* Ends of names of tensors that only accompany or replace quantized weights. */
+/* Suffixes of tensors that only occur together with, or in place of, quantized weights. */
 static const struct {
     const char *end, *name;
 } tensors[] = {
@@ -86,7 +87,7 @@ static const struct {
     { "_blocks", "MXFP4" },
 };
 
-/* safetensors' types that only quantized weights have, and their names in messages. */
+/* Types of safetensors that only quantized weights have, and their names in messages. */
 static const struct {
     const char *dtype, *name;
 } types[] = {
@@ -94,7 +95,8 @@ static const struct {
     { "F8_E5M2", "FP8" }, { "F8_E8M0", "FP8" },         { "F4", "FP4" },
 };
 
-/* Files that other programs write next to config.json, and the object with the settings in it. */
+/* Files that other programs write next to config.json, and the object in each file that contains
+ * the settings. */
 static const struct {
     const char *file, *object, *method;
 } others[] = {
@@ -108,7 +110,7 @@ static bool is_4_bit(const json_t *settings)
     return json_is_true(json_object_get(settings, "load_in_4bit"));
 }
 
-/* Such as ", 4 bits", ", float-quantized". */
+/* Prints details such as ", 4 bits" or ", float-quantized". */
 static void print_details(FILE *f, const json_t *settings)
 {
     static const char *const bits[] = { "bits", "w_bit", "nbits", "num_bits" };
@@ -122,8 +124,8 @@ static void print_details(FILE *f, const json_t *settings)
             fprintf(f, ", %.64s", json_string_value(json_object_get(settings, words[i])));
 }
 
-/* Whether the value at `path` below `at` is one of the allowed values; with a * in the path,
- * whether the values of all members are. */
+/* Whether the value at `path` below `at` is one of the allowed values. With a * in the path,
+ * whether all members have an allowed value. */
 static bool holds(json_t *at, const char *path, const char *values)
 {
     char name[64];
@@ -146,8 +148,8 @@ static bool holds(json_t *at, const char *path, const char *values)
     return found;
 }
 
-/* Whether weights with these settings can be read; if not, *key: the key that is not supported,
- * NULL: the method is not. */
+/* Whether weights with these settings can be read. If not, *key: the key with an unsupported value;
+ * NULL: the method is not supported. */
 static bool reads(json_t *settings, const char *method, const char **key)
 {
     bool known = false;
@@ -164,7 +166,8 @@ static bool reads(json_t *settings, const char *method, const char **key)
     return known;
 }
 
-/* Dies unless they can be read. method: used if the settings name none. */
+/* Dies unless weights with these settings can be read. method: used if the settings name no
+ * method. */
 static void check(const char *folder, const char *file, json_t *settings, const char *method)
 {
     const char *said = json_string_value(json_object_get(settings, "quant_method")), *name, *key;
@@ -247,7 +250,7 @@ static Coding coding_of(const json_t *weights)
     if (value_is_listed("group|tensor_group", strategy) && size > 0)
         return (Coding){ bits, 1, size, true, true };
     if (strcmp(strategy, "block") == 0)
-        return (Coding){ bits, 128, 128, true, true }; /* no other block can be read */
+        return (Coding){ bits, 128, 128, true, true }; /* other block sizes cannot be read */
     return (Coding){ bits, strcmp(strategy, "channel") == 0, 0,
                      value_is_listed("channel|tensor", strategy), true };
 }
@@ -263,7 +266,7 @@ Coding *quantized_codings(const char *folder, int *count)
     *count = settings ? 0 : -1;
     json_object_foreach(groups, key, member) all[(*count)++] =
         coding_of(json_object_get(member, "weights"));
-    if (json_is_integer(group)) { /* GPTQ; -1: all inputs */
+    if (json_is_integer(group)) { /* GPTQ's group size; -1: all inputs */
         const json_int_t size = json_integer_value(group);
         all[(*count)++] =
             (Coding){ json_integer_value(json_object_get(settings, "bits")), 1, size > 0 ? size : 0,

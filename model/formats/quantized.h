@@ -4,16 +4,17 @@
 #include <stdbool.h>
 
 /* Dies if config.json (`config`, of `folder`), or another program's file next to it, describes
- * quantized weights of a kind that cannot be read [checkpoint/coded_source.h]. */
+ * quantized weights that cannot be read [checkpoint/coded_source.h]. */
 void quantized_refuse(const json_t *config, const char *folder);
 
 /* Dies if a tensor of this name and safetensors type, in the file at `path`, is a quantized weight
  * or belongs to one, whatever config.json says. */
 void quantized_refuse_tensor(const char *path, const char *name, const char *dtype);
 
-/* What the folder's settings say of the codes of some matrices: their bits (0: nothing), and that
- * high x wide of them share a scale (0: all outputs, all inputs; has_scales false: nothing is
- * said). in_order: these are consecutive, as without GPTQ's desc_act. */
+/* What the folder's settings say about the codes of some matrices: bits of a code (0: the settings
+ * do not say it); a scale for each block of high x wide codes (0: all outputs, all inputs;
+ * has_scales false: the settings do not say it). in_order: a group consists of consecutive inputs,
+ * as without GPTQ's desc_act. */
 typedef struct {
     json_int_t bits, high, wide;
     bool has_scales, in_order;
@@ -23,6 +24,6 @@ typedef struct {
  * quantization settings. */
 Coding *quantized_codings(const char *folder, int *count);
 
-/* Whether config.json says that bitsandbytes stored the folder's matrices in 4 bits. Then *nested:
- * whether their scales are quantized, too; otherwise *nested is unchanged. */
+/* Whether config.json says that bitsandbytes stored the folder's matrices in 4 bits. If so, sets
+ * *nested to whether the scales are quantized, too; otherwise *nested does not change. */
 bool quantized_in_4_bits(const char *folder, bool *nested);

@@ -1,8 +1,8 @@
 /* The table of keys. A key that OLMo has keeps OLMo's name, unit and default (olmo/config.py). If
  * OLMo's default is not supported here (dropout, biases), the default is the supported value.
- * model.sliding_window, layer_types and rope_scaling are Hugging Face's; full_attn_layers_only,
- * warmup_fraction, data.mix and sequence_length_warmup OLMo-core's; keys that none of these has are
- * our own. The resolved configuration lists sections in this order. */
+ * model.sliding_window, layer_types and rope_scaling come from Hugging Face; full_attn_layers_only,
+ * warmup_fraction, data.mix and sequence_length_warmup from OLMo-core. All other keys are our own.
+ * The resolved configuration lists sections in this order. */
 #include "model/keys/config_keys.h"
 #include "model/keys/config_keys_rows.h"
 #include "model/keys/config_keys_images.h"
@@ -165,15 +165,15 @@ const ConfigKey config_keys[] = {
            "context extension as in Llama 3.1 (llama3) or YaRN (yarn); default: llama3 if factor is given"),
     OPTION("model.rope_scaling.factor", DOUBLE, "null", 0, 1, 1e6, C(model.rope_scaling.factor), "divisor of low frequencies"),
     NUMBER("model.rope_scaling.low_freq_factor", DOUBLE, "1", TINY, 1e6, C(model.rope_scaling.low_freq_factor),
-           "llama3: a frequency with fewer rotations than this in the original length is divided by `factor`"),
+           "llama3: frequencies with fewer rotations than this within original_max_position_embeddings tokens are divided by `factor`"),
     NUMBER("model.rope_scaling.high_freq_factor", DOUBLE, "4", TINY, 1e6, C(model.rope_scaling.high_freq_factor),
-           "llama3: a frequency with more rotations than this in the original length is unchanged"),
+           "llama3: frequencies with more rotations than this within original_max_position_embeddings tokens are unchanged"),
     NUMBER("model.rope_scaling.original_max_position_embeddings", INT, "8192", 1, MANY,
            C(model.rope_scaling.original_length), "tokens per sequence before the extension (the original length)"),
     NUMBER("model.rope_scaling.beta_fast", DOUBLE, "32", TINY, 1e6, C(model.rope_scaling.beta_fast),
-           "yarn: a frequency with more rotations than this in the original length is unchanged"),
+           "yarn: frequencies with more rotations than this within original_max_position_embeddings tokens are unchanged"),
     NUMBER("model.rope_scaling.beta_slow", DOUBLE, "1", TINY, 1e6, C(model.rope_scaling.beta_slow),
-           "yarn: a frequency with fewer rotations than this in the original length is divided by `factor`"),
+           "yarn: frequencies with fewer rotations than this within original_max_position_embeddings tokens are divided by `factor`"),
     OPTION("model.rope_scaling.attention_factor", DOUBLE, "null", 0, TINY, 1e6, C(model.rope_scaling.attention_factor),
            "yarn: q and k are multiplied by this; default: 0.1 ln(factor) + 1"),
     OTHER ("model.rope_scaling.full_attn_layers_only", BOOL, "false", C(model.rope_scaling.full_attn_layers_only),
@@ -347,7 +347,7 @@ const ConfigKey config_keys[] = {
            "device_train_microbatch_size"),
     OPTION("eval_subset_num_batches", LONG, "-1", -1, -1, LONGS, C(eval_subset_num_batches),
            "number of batches of each evaluation set, per rank; -1: all"),
-    OTHER ("evaluators[].label", STRING, NULL, E(label), "name of the evaluation set, if `paths` gives its shards"),
+    OTHER ("evaluators[].label", STRING, NULL, E(label), "name of the evaluation set that `paths` defines; each list of `datasets` has its own name"),
     WORD  ("evaluators[].type", CHOICE, "lm", WORDS({ "lm", EVALUATOR_LM }, { "downstream", EVALUATOR_DOWNSTREAM }),
            E(type),
            "lm: loss on validation shards; downstream: accuracy on multiple-choice questions. A downstream task without `paths` is "

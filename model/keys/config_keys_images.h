@@ -1,4 +1,5 @@
-/* Rows of config_keys.c for models with images, in several places of it. Only config_keys.c includes it. */
+/* The rows of config_keys.c for models with images; config_keys.c uses them in several places. Only
+ * config_keys.c includes this file. */
 #pragma once
 
 #define IMAGE_MODEL_ROWS \

@@ -1,5 +1,5 @@
-/* The rows of config_keys.c for how ranks share the work (parallelism.*). Only config_keys.c includes
- * it, after config_keys_rows.h. */
+/* The rows of config_keys.c that say how ranks share the work (parallelism.*). Only config_keys.c
+ * includes this file, after config_keys_rows.h. */
 #pragma once
 #define MESH_ROWS \
     OPTION("parallelism.replicate", INT, "null", 0, 1, MANY, X(fsdp.replicate), \

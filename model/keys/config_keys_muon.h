@@ -1,4 +1,4 @@
-/* The rows of config_keys.c for optimizer.name muon. Only config_keys.c includes it, after
+/* The rows of config_keys.c for optimizer.name muon. Only config_keys.c includes this file, after
  * config_keys_rows.h. */
 #pragma once
 #define MUON_ROWS \

@@ -1,5 +1,5 @@
-/* What the rows of config_keys.c are written with: macros for the kinds of rows, and words that
- * several rows have. Only config_keys.c includes it. */
+/* Macros for the kinds of rows of config_keys.c, and words that several rows share. Only
+ * config_keys.c includes this file. */
 #pragma once
 #include <assert.h>
 #include <math.h>

@@ -1,4 +1,4 @@
-/* Single keys of a configuration. */
+/* Functions on single keys of a configuration. */
 #include "model/keys/key.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* What the keys model.* and a config.json have in common beyond single values. */
+/* Rules that the keys model.* and a config.json share, beyond single values. */
 #include "model/keys/model_rules.h"
 
 #include <string.h>
@@ -24,8 +24,8 @@ void model_rules_heads(ModelConfig *m, const HeadKeys *keys)
             keys->head_dim.where, dim, m->head_dim);
 }
 
-/* The shortest list whose repetition gives the types of all blocks; empty if they follow from
- * sliding_window. */
+/* Shortens a list of layer types to the shortest list whose repetition gives the types of all
+ * blocks; to the empty list if the types follow from sliding_window. */
 static void shorten(LayerTypes *types, int n_layers)
 {
     LayerTypes all = { .count = n_layers };

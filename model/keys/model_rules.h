@@ -1,9 +1,9 @@
-/* Rules of several values that hold for the keys model.* and for a config.json. `where`: in
+/* Rules about several values that hold for the keys model.* and for a config.json. where: for
  * messages. */
 #pragma once
 #include "model/shape/config.h"
 
-/* Names of keys for messages, and the places (file:line) of the keys of the heads. */
+/* For messages: names of keys, and positions (file:line) of the keys of the heads. */
 typedef struct {
     const char *width;
     struct {
@@ -13,5 +13,5 @@ typedef struct {
 
 void model_rules_heads(ModelConfig *m, const HeadKeys *keys);
 void model_rules_rope(const ModelConfig *m, const char *where);
-/* equal windows become equal LayerTypes */
+/* the same windows always give the same LayerTypes */
 void model_rules_windows(ModelConfig *m, const char *where);

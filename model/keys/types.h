@@ -1,6 +1,6 @@
-/* Types of the configuration's keys, which are data: one row per key. Parsing, range checks,
- * --help, the table in configs/README.md and the resolved configuration all come from these rows,
- * so they cannot disagree. */
+/* Types of the table of keys: one row per key. Parsing, range checks, --help, the table in
+ * configs/README.md and the resolved configuration all come from these rows, so they cannot
+ * disagree. */
 #pragma once
 #include "model/shape/config.h"
 
@@ -23,17 +23,17 @@ typedef enum {
     PATHS,       /* char **paths, int count: a list or a single path */
     PATTERNS,    /* as PATHS, with char **patterns, int count */
     NAMES,       /* as PATHS, with char **names, int count */
-    DATASETS,    /* NamedPaths *sets, int count: name: [paths] */
+    DATASETS,    /* NamedPaths *sets, int count: a map of name: [paths] */
     BETAS,       /* double[2] */
     DURATION,    /* Duration */
     FORMAT,      /* Format */
     LAYER_TYPES, /* LayerTypes: a list */
     SECTIONS,    /* a list of sections, whose keys are the rows name[].key (data_mixture.c) */
-    FIXED,       /* nothing: only the `choices` are accepted, `help` says why */
+    FIXED,       /* no value is stored: only the `choices` are accepted; `help` says why */
     TYPE_MASK = 31,
-    /* flag: not in the written configuration, because it only sets other keys, which are there */
+    /* flag: the key only sets other keys, so the written configuration lacks it */
     SPENT = 32,
-    /* flag: null means that another key decides, as the recipe does for its columns */
+    /* flag: null means that another key decides: for a column, the recipe */
     FOLLOWS = 64
 } Type;
 
@@ -41,7 +41,7 @@ typedef struct {
     const char *name;         /* "optimizer.learning_rate", "evaluators[].label" */
     int type;                 /* Type, perhaps with SPENT or FOLLOWS */
     const char *default_text; /* default as YAML; NULL: the key must be given */
-    /* numbers and choices: the value stored for null; NAN: null is an error */
+    /* numbers and choices: the value that is stored for null; NAN: null is an error */
     double none;
     double min, max;     /* numbers: the range, both ends included */
     const char *choices; /* FIXED: "a|b|c"; FORMAT: description of the allowed formats */
@@ -58,11 +58,11 @@ typedef struct {
     int num_paths;
 } NamedPaths;
 
-/* Values of words in the table that have no enum in Config. A field that may be NOT_GIVEN is an
+/* Words in the table whose values have no enum in Config. A field that may be NOT_GIVEN is an
  * int. */
 enum { NOT_GIVEN = -1 };
 typedef enum { NORM_RMS, NORM_DEFAULT, NORM_LOW_PRECISION, NORM_AMD_COMPATIBLE } LayerNormType;
-typedef enum { UINT16 = 2, UINT32 = 4 } TokenType; /* bytes of a token */
+typedef enum { UINT16 = 2, UINT32 = 4 } TokenType; /* values are bytes of a token */
 typedef enum { UNITS_STEPS, UNITS_TOKENS } SchedulerUnits;
 typedef enum {
     FULL_SHARD,
@@ -74,23 +74,23 @@ typedef enum {
 typedef enum { FSDP_PURE, FSDP_MIXED } FsdpPrecision;
 typedef enum { EVALUATOR_LM, EVALUATOR_DOWNSTREAM } EvaluatorType;
 
-/* What the rows fill: the Config, which must come first, and values that only help to compute
- * it. */
+/* The object that the rows fill: the Config, which must come first, and values that only help to
+ * compute the Config. */
 typedef struct {
     Config c;
     char *recipe;
-    long mlp_hidden_size;  /* both halves of SwiGLU; 0: from mlp_ratio */
+    long mlp_hidden_size;  /* counts both halves of SwiGLU; 0: computed from mlp_ratio */
     int intermediate_size; /* 0: not given */
     double mlp_ratio;
     bool multi_query_attention;
-    char *architecture; /* of model.architecture */
+    char *architecture; /* model.architecture */
     bool attention_layer_norm_with_affine;
     LayerNormType layer_norm_type;
     int rope_type; /* RopeType or NOT_GIVEN */
     TokenType memmap_dtype;
     struct {
         ShardingStrategy strategy;
-        int replicas;         /* 0: one per host */
+        int replicas;         /* 0: one replica per host */
         int replicate, shard; /* parallelism.replicate and .shard; 0: not given */
         int precision;        /* FsdpPrecision or NOT_GIVEN */
         int grad_sync_mode;   /* GradSum or NOT_GIVEN */
@@ -98,8 +98,8 @@ typedef struct {
     SchedulerUnits scheduler_units;
     char **batch_warmup;
     int num_batch_warmup;
-    char *extend;                        /* a folder; NULL: none */
-    long extended_step, extended_tokens; /* step and tokens of the checkpoint to extend */
+    char *extend;                        /* a folder to continue; NULL: none */
+    long extended_step, extended_tokens; /* step and number of tokens of the checkpoint to extend */
     bool softmax_auxiliary_loss;
     double auxiliary_loss_multiplier;
     NamedPaths *datasets;
@@ -117,6 +117,6 @@ typedef struct {
     int num_datasets;
 } Evaluator;
 
-/* Keys of elements of a list: of an Evaluator, and of a DataSource. */
+/* Rows for the elements of lists: Evaluator and DataSource. */
 #define EVALUATOR_PREFIX "evaluators[]."
 #define SOURCE_PREFIX "data.mix[]."

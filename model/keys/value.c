@@ -1,5 +1,5 @@
 /* Values of the table's types: YAML text is checked and stored in the C object of its row. Numbers
- * follow YAML 1.1, as in OLMo's files: 739_328, 1e-5, 5e12 for an integer. */
+ * follow YAML 1.1, as in OLMo's files: 739_328, 1e-5; 5e12 can be an integer. */
 #include "model/keys/value.h"
 
 #include "kernels/runtime/error.h"
@@ -12,14 +12,15 @@
 
 /* ---- scalars from text ----------------------------------------------------------------------- */
 
-/* maximum length of a number, with sign, point and exponent */
+/* maximum length of a number in bytes, with sign, point and exponent */
 enum { MAX_DIGITS = 128 };
 
 static bool parse_double(double *out, const char *text)
 {
     char digits[MAX_DIGITS], *end;
     size_t n = 0;
-    if (!text || !(isdigit((unsigned char)*text) || strchr("+-.", *text))) /* not "inf", "nan" */
+    /* excludes "inf" and "nan" */
+    if (!text || !(isdigit((unsigned char)*text) || strchr("+-.", *text)))
         return false;
     for (const char *c = text; *c && n < sizeof digits; c++)
         if (*c != '_')
@@ -50,7 +51,7 @@ static bool parse_integer(uint64_t *out, bool *negative, const char *text)
     return true;
 }
 
-/* YAML 1.1's spellings. */
+/* Reads a truth value in the spellings of YAML 1.1. */
 int value_truth(const char *text)
 {
     static const char *const words[] = { "false", "true", "no", "yes", "off", "on" };
@@ -60,7 +61,7 @@ int value_truth(const char *text)
     return -1;
 }
 
-/* "100" | "2e9T" | "1ep" */
+/* Reads a duration: "100", "2e9T" or "1ep". */
 static bool parse_duration(Duration *out, const char *text)
 {
     char number[64];
@@ -105,7 +106,7 @@ bool value_is_listed(const char *choices, const char *text)
     return false;
 }
 
-/* NULL: text is none of the words. */
+/* Returns NULL if the text is none of the words. */
 static const Word *find_word(const Word *words, const char *text)
 {
     for (const Word *w = words; w->word; w++)
@@ -178,10 +179,10 @@ static _Noreturn void wrong(const ConfigKey *k, const YamlNode *n)
         die("%s: %s: '%s' is not supported, only %s: %s", yaml_where(n), k->name, found, k->choices,
             k->help);
     if (n->kind == YAML_MAP && strcmp(k->name, "recipe") == 0)
-        die("%s: recipe is a name; its columns are changed by format.*, activations.* and fp8.*, "
-            "as in --format.moment1=e5m2/128",
+        die("%s: recipe is a name, not a section. To change one format of a recipe, use a key of "
+            "format.*, activations.* or fp8.*, for example --format.moment1=e5m2/128",
             yaml_where(n));
-    /* `expected` leaves this maximum out */
+    /* `expected` does not mention this maximum */
     const bool without_most = k->max >= LONGS || (k->type & TYPE_MASK) == DURATION;
     die("%s: %s: expected %s%s, found '%s'", yaml_where(n), k->name, expected,
         without_most ? ", at most 9e+18" : "", found);
@@ -195,7 +196,7 @@ static void add_path(char ***paths, int *count, const char *path)
     (*paths)[(*count)++] = xstrdup(path);
 }
 
-/* A path, a list of them, or lists in a list. */
+/* Reads a path, a list of paths, or a list of lists. */
 static void parse_paths(char ***paths, int *count, const ConfigKey *k, const YamlNode *n)
 {
     if (n->kind == YAML_LIST)
@@ -235,7 +236,7 @@ static void parse_betas(double *betas, const ConfigKey *k, const YamlNode *n)
             wrong(k, n->child[i]);
 }
 
-/* Value: whether a layer slides. */
+/* Words for layer types. Value: whether a layer has a sliding window. */
 static const Word layer_types[] = { { "full_attention", false },
                                     { "sliding_attention", true },
                                     { NULL, 0 } };
@@ -362,7 +363,7 @@ void value_default(void *holder, const ConfigKey *k)
     } else if (type != FIXED && k->default_text && strcmp(k->default_text, "[]") != 0) {
         bool null = strcmp(k->default_text, "null") == 0;
         if (null && type > FLOAT)
-            return; /* zeroed memory is null already */
+            return; /* zeroed memory means null already */
         value_parse_text(holder, k, null ? NULL : k->default_text, "model/keys/config_keys.c");
     }
 }

@@ -1,5 +1,5 @@
-/* Values of JSON files, described by ConfigKey rows: the same types, ranges and messages as for
- * keys of the configuration. */
+/* Values of JSON files, described by rows of ConfigKey: types, ranges and messages are the same as
+ * for keys of the configuration. */
 #include "model/keys/value_json.h"
 
 #include <jansson.h>
@@ -53,7 +53,7 @@ void value_json_parse(void *holder, const ConfigKey *k, const json_t *value, con
         value_json_wrong(path, key, expected, value);
     value_json_set(holder, k, x);
     char *field = (char *)holder + k->offset;
-    if (json_is_integer(value) && type == LONG) /* beyond 2^53 a double would lose digits */
+    if (json_is_integer(value) && type == LONG) /* a double would lose digits beyond 2^53 */
         *(long *)field = (long)json_integer_value(value);
     else if (json_is_integer(value) && type == U64)
         *(uint64_t *)field = (uint64_t)json_integer_value(value);

@@ -1,5 +1,5 @@
-/* Values of the table's types as YAML text: value_parse (value.c) reads the text of value_print
- * back to the same bits. */
+/* Prints values of the table's types as YAML text. value_parse (value.c) reads the text of
+ * value_print back to the same bits. */
 #include "model/keys/value_print.h"
 
 #include "kernels/runtime/error.h"
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The fewest digits that read back to the same value. */
+/* Prints the fewest digits that read back to the same value. */
 static void print_double(FILE *f, double x, bool single)
 {
     char text[64];

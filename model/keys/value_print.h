@@ -1,12 +1,12 @@
-/* Values of keys as YAML. */
+/* Prints values of keys as YAML. */
 #pragma once
 #include <stdio.h>
 
 #include "model/keys/types.h"
 
-/* " 3\n": the text after `key:` */
+/* prints the text after `key:`, such as " 3\n" */
 void value_print(FILE *f, const void *holder, const ConfigKey *k, int indent);
-/* a YAML scalar, quoted where it must be */
+/* prints a YAML scalar, quoted if necessary */
 void value_print_text(FILE *f, const char *text);
-/* "3": the first line of value_print; the caller owns it */
+/* returns the first line of value_print, such as "3"; the caller owns it */
 char *value_printed(const void *holder, const ConfigKey *k);

@@ -1,7 +1,7 @@
 /* Converts libfyaml's document to our own tree, which has only what a configuration needs: scalars,
- * lists, maps, lines. Overrides are a merge of trees, and errors can name the place of any value.
- * libfyaml resolves anchors and merge keys. Scalars stay text: value.c, which knows the type,
- * interprets 1e-5 or 739_328. */
+ * lists, maps and line numbers. With trees, an override is a merge, and errors can name the file
+ * and line of any value. libfyaml resolves anchors and merge keys. Scalars stay text: value.c,
+ * which knows the type, interprets 1e-5 or 739_328. */
 #include "model/keys/yaml.h"
 
 #include "kernels/runtime/error.h"
@@ -136,7 +136,7 @@ void yaml_expand_home(YamlNode *n)
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-/* YAML 1.1's spellings of null. */
+/* Whether the text means null, in the spellings of YAML 1.1. */
 static bool means_null(const char *text)
 {
     return text_is_among(text, "|~|null|Null|NULL");
@@ -149,7 +149,7 @@ static int line_of(struct fy_node *n, int otherwise)
     return mark ? mark->line + 1 : otherwise;
 }
 
-/* A scalar's text, which must not contain a zero byte; NULL for none. */
+/* Returns the text of a scalar, which must not contain a zero byte; NULL: no text. */
 static const char *text_of(struct fy_node *n, const char *file, int line)
 {
     size_t length = 0;
@@ -181,7 +181,7 @@ static YamlNode *convert(struct fy_node *n, const char *key, const char *file, i
         int at = line_of(name, line);
         const char *word = name && fy_node_is_scalar(name) ? text_of(name, file, at) : NULL;
         if (!word)
-            die("%s:%d: a key must be a word", file, line);
+            die("%s:%d: expected a word as key, found a list or a section", file, line);
         if (map->num_children == 0 && !key)
             map->line = at;
         yaml_add(map, convert(fy_node_pair_value(pair), word, file, at));
@@ -189,7 +189,7 @@ static YamlNode *convert(struct fy_node *n, const char *key, const char *file, i
     return map;
 }
 
-/* Reads `path`, or `text` if it is given. Errors name `name` and have libfyaml's text. */
+/* Reads `path`, or `text` if it is not NULL. Errors have `name` and libfyaml's text. */
 static YamlNode *parse(const char *path, const char *text, const char *name)
 {
     char *message;
@@ -207,7 +207,8 @@ static YamlNode *parse(const char *path, const char *text, const char *name)
     struct fy_document *second = document ? fy_parse_load_document(parser) : NULL;
     fflush(log);
     message[strcspn(message, "\n")] = '\0';
-    char *words = strstr(message, "error: "); /* "file:line:column: error: duplicate key" */
+    /* a message is "file:line:column: error: duplicate key" */
+    char *words = strstr(message, "error: ");
     if (words)
         die("%.*s: %s%s", text ? (int)strlen(name) : (int)(words - message) - 2,
             text ? name : message, words + strlen("error: "),
@@ -226,8 +227,8 @@ static YamlNode *parse(const char *path, const char *text, const char *name)
     return tree;
 }
 
-/* Needed because libfyaml ends the file at a byte that is not UTF-8, or zero, in a comment or at
- * the start of a value. */
+/* Dies on a byte that is not UTF-8, or zero, in a comment or at the start of a value: libfyaml
+ * would take such a byte as the end of the file. */
 static void check_lines(FILE *file, const char *path)
 {
     char *line = NULL;
@@ -253,7 +254,7 @@ YamlNode *yaml_load(const char *path)
     FILE *file = fopen(path, "rb");
     if (file)
         check_lines(file, path);
-    if (!file || ferror(file)) /* a folder opens but cannot be read */
+    if (!file || ferror(file)) /* fopen succeeds on a folder, but reading fails */
         die("%s: cannot read this configuration file: %m%s%s", path,
             errno == EISDIR ? "; a model's folder is given as --load_path=" : "",
             errno == EISDIR ? path : "");
@@ -271,7 +272,8 @@ YamlNode *yaml_parse(const char *text, const char *name)
 
 /* ---- overrides ------------------------------------------------------------------------------- */
 
-/* `from` replaces `to`, key by key if both are maps. Takes ownership of `from`. */
+/* Merges `from` into `to`, key by key if both are maps; otherwise `from` replaces `to`. Takes
+ * ownership of `from`. */
 static void merge(YamlNode *to, YamlNode *from)
 {
     if (to->kind == YAML_MAP && from->kind == YAML_MAP) {
@@ -307,7 +309,7 @@ static void set_places(YamlNode *n, const char *file)
 void yaml_put(YamlNode *root, const char *name, YamlNode *n)
 {
     char *rest = xstrdup(name);
-    for (char *dot = rest; dot;) { /* a.b: c is {a: {b: c}} */
+    for (char *dot = rest; dot;) { /* a.b: c means {a: {b: c}} */
         dot = strrchr(rest, '.');
         YamlNode *map = yaml_new(YAML_MAP, NULL, NULL, n->file, n->line);
         n->key = xstrdup(dot ? dot + 1 : rest);

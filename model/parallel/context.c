@@ -54,7 +54,7 @@ static int num_documents(const Stream *stream)
     return stream->docs.count ? stream->docs.count : stream->attn.B;
 }
 
-/* Document i, rows of whole sequences; without documents each sequence is one. */
+/* Document i as rows of whole sequences. Without documents, each sequence is one document. */
 static RowRange document(const Stream *stream, int i)
 {
     const int *start = stream->docs.host_start;
@@ -62,7 +62,7 @@ static RowRange document(const Stream *stream, int i)
                               : (RowRange){ i * stream->T, stream->T };
 }
 
-/* What of it is in rank r's part of its sequence; count 0 or less: nothing. */
+/* The rows of document d in rank r's part of its sequence; count <= 0: none. */
 static RowRange part_of(const Stream *stream, RowRange document, int r)
 {
     const int begin = document.first / stream->T * stream->T + r * stream->attn.T,
@@ -72,15 +72,15 @@ static RowRange part_of(const Stream *stream, RowRange document, int r)
     return (RowRange){ first, (last < end ? last : end) - first };
 }
 
-/* The rank whose part has all of it; -1: several ranks have some. */
+/* The rank whose part contains the whole document; -1: several ranks have rows of it. */
 static int rank_of(const Stream *stream, RowRange document)
 {
     const int first = document.first % stream->T, last = first + document.count - 1;
     return first / stream->attn.T == last / stream->attn.T ? first / stream->attn.T : -1;
 }
 
-/* Sets e->left_out for all documents. A plan without documents has no memory for those of a
- * part. */
+/* Sets e->left_out for all documents. A plan without documents has no memory for documents of a
+ * rank's part. */
 static void choose_left_out(Stream *stream)
 {
     ContextExchange *e = &stream->exchange;
@@ -113,8 +113,8 @@ static bool is_exchanged(const Stream *stream, int i)
     return stream->docs.count == 0 || !stream->exchange.left_out[i];
 }
 
-/* Rank r's segments, the ranges of its rows that are exchanged, are written to `segment`, unless
- * that is NULL; returns how many there are. */
+/* Pieces are the ranges of a rank's rows that are exchanged. Writes rank r's segments to `segment`,
+ * unless it is NULL; returns their number. */
 static int segments_of(const Stream *stream, int r, RowRange *segment)
 {
     int count = 0, end = -1;
@@ -132,13 +132,14 @@ static int segments_of(const Stream *stream, int r, RowRange *segment)
     return count;
 }
 
-/* A row of this rank's part of whole sequences, as a row of what it has outside attention. */
+/* Converts a row of this rank's part of whole sequences to a row of this rank's tensors outside
+ * attention. */
 static int own_row(const Stream *stream, int row)
 {
     return row / stream->T * stream->attn.T + row % stream->T % stream->attn.T;
 }
 
-/* The ranges of this rank's rows that its segments make: segments that touch are joined. */
+/* Joins adjacent segments: computes the ranges of this rank's rows that its segments form. */
 static void join_segments(Stream *stream, const RowRange *segment)
 {
     ContextExchange *e = &stream->exchange;
@@ -152,8 +153,8 @@ static void join_segments(Stream *stream, const RowRange *segment)
     }
 }
 
-/* Where its segments are in `exchanged`: a range has its rows with the heads of rank 0, then with
- * those of rank 1, and so on. */
+/* Computes the position of this rank's segments in `exchanged`: for each range, its rows with the
+ * heads of rank 0, then with the heads of rank 1, and so on. */
 static void pack(Stream *stream, const RowRange *segment)
 {
     ContextExchange *e = &stream->exchange;
@@ -171,7 +172,7 @@ static void pack(Stream *stream, const RowRange *segment)
     }
 }
 
-/* Documents of this rank's part: stream->own_docs, without those that are exchanged. */
+/* Documents of this rank's part for attention: stream->own_docs without the exchanged documents. */
 static void divide_own(Stream *stream)
 {
     ContextExchange *e = &stream->exchange;
@@ -238,14 +239,14 @@ void context_divide_for_plan(Stream *stream)
 
 /* ---- the exchange ---------------------------------------------------------------------------- */
 
-/* Rows of all ranks, each with the columns of one rank's heads, as `buffer` has them. */
+/* Rows of all ranks, each with the columns of one rank's heads, in the layout of `buffer`. */
 static Tensor exchanged(const Stream *stream, Tensor buffer)
 {
     return tensor_at(stream->work.exchanged.data, buffer.format, buffer.rows, buffer.cols);
 }
 
-/* Attention reads tiles of rows, also some after a document's end, and multiplies these by 0: they
- * must be finite (kernels.h). */
+/* Attention reads tiles of rows, also some rows after a document's end, and multiplies these by 0.
+ * So these rows must be finite (kernels.h). */
 static void clear_after_documents(const Stream *stream, Tensor buffer)
 {
     for (int i = 1; i < stream->docs.count; i++) {

@@ -1,44 +1,45 @@
 /* Context parallelism: c ranks share the sequences of a micro-batch [Ulysses: Jacobs et al. 2023].
  * Outside attention, each rank has a c-th part of the tokens of every sequence, with all heads. In
  * attention, it has all tokens, with a c-th part of the heads. So attention kernels, windows and
- * documents are those of whole sequences:
+ * documents always see whole sequences:
  *
  *     qkv_rotated (N, S) -exchange-> (cN, S/c) -attention-> (cN, HD/c) -exchange-> attn_out (N, HD)     N tokens each, c ranks
  *
- * With fewer key heads than ranks, several consecutive ranks get a copy of the same head, and the
- * way back adds their gradients. A document that lies entirely on one rank may skip the exchange
- * (context_work.h): that rank computes its attention with all heads.
+ * With fewer key heads than ranks, several consecutive ranks get a copy of the same head; the
+ * exchange of gradients adds the gradients of these copies. A document that lies entirely on one
+ * rank may skip the exchange (context_work.h): that rank computes its attention with all heads.
  *
- * On one rank each function returns its tensor itself, or does nothing. */
+ * On one rank, each function returns its input tensor, or does nothing. */
 #pragma once
 #include "model/shape/buffers.h"
 
 /* Whether documents of this model may skip the exchange. */
 bool context_skips(const Stream *stream);
-/* Whether whole sequences are attended, on one rank or of several. */
+/* Whether attention runs on whole sequences: on one rank, or on several after an exchange. */
 bool context_attends_whole(const Stream *stream);
 
-/* context_allocate, context_free: the memory of stream->exchange. context_divide: decides for
+/* context_allocate, context_free: allocate and free stream->exchange. context_divide: decides for
  * stream->docs which documents are exchanged; sets stream->exchange and stream->own_docs.
- * context_divide_for_plan: assumes the worst case for memory, that all documents are exchanged and
- * also attended on this rank. */
+ * context_divide_for_plan: assumes the worst case for memory: all documents are exchanged and also
+ * attended on this rank. */
 void context_allocate(Stream *stream);
 void context_free(Stream *stream);
 void context_divide(Stream *stream);
 void context_divide_for_plan(Stream *stream);
 
 /* Exchanges x (N, ...), a tensor of attention: `buffer` gets whole sequences with this rank's
- * heads. Its rows of documents that are not exchanged are undefined. */
+ * heads. Rows of `buffer` of documents that are not exchanged are undefined. */
 Tensor context_heads(const Stream *stream, const Acts *a, Tensor buffer, Tensor x);
 
-/* context_buffer: where attention writes the tensor that becomes x. context_tokens: exchanges it
- * back to x; rows of x that are not exchanged do not change. */
+/* context_buffer: the buffer into which attention writes the tensor that becomes x. context_tokens:
+ * exchanges this buffer back to x; rows of x that are not exchanged do not change. */
 Tensor context_buffer(const Stream *stream, Tensor buffer, Tensor x);
 void context_tokens(const Stream *stream, const Acts *a, Tensor x, Tensor buffer);
 
-/* Attention of whole sequences, with this rank's heads. */
+/* Runs attention on whole sequences with this rank's heads. */
 Attention context_attention(const Stream *stream, Attention a);
 
-/* Selects this rank's N of the (B, T) `values` on the host: its part of each sequence, and of these
- * the part of its tensor rank. Returns a pointer into `values` or to stream->host_part. */
+/* Selects this rank's N of the (B, T) `values` on the host: its context rank's part of each
+ * sequence, and of this the part of its tensor rank. Returns a pointer into `values` or to
+ * stream->host_part. */
 const int *context_part(const Stream *stream, const int *values);

@@ -12,11 +12,11 @@ double context_pairs(const ModelConfig *c, int tokens)
     return sum / c->n_layers;
 }
 
-/* For each query head a pair takes two products of head_dim in forward and five in backward.
- * Forward exchanges q, k, v and the output; backward the output's gradient, q, k, v and the output,
- * and the gradients of q, k, v; in BF16, without a rank's own part. A GPU computes
- * OPERATIONS_PER_BYTE while it sends a byte: 400 TFLOP/s in attention, 270 GB/s to another one of
- * its host (H200). */
+/* For each query head, a pair of query and key takes two products of length head_dim in forward and
+ * five in backward. Forward exchanges q, k, v and the output. Backward exchanges the output's
+ * gradient, q, k, v and the output, and the gradients of q, k, v. All of these are BF16; a rank's
+ * own part is not sent. A GPU computes OPERATIONS_PER_BYTE while it sends a byte: 400 TFLOP/s in
+ * attention, 270 GB/s to another GPU of its host (H200). */
 double context_token_pairs(const ModelConfig *c, int ranks)
 {
     enum { OPERATIONS_PER_BYTE = 1500 };

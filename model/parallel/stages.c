@@ -1,4 +1,4 @@
-/* Messages between stages, and which activations belong to which micro-batch. */
+/* Messages between stages, and the activations of each micro-batch. */
 #include "model/parallel/stages.h"
 
 #include <stdio.h>
@@ -41,7 +41,7 @@ void stages_use(Model *m, const ParamStore *store, UnitRange units, PipelineRow 
                     bytes);
 }
 
-/* Planning asks what is written. */
+/* the memory plan asks what an operation writes */
 static void receive(const Model *m, const ParamStore *store, Neighbour from, const char *what,
                     int unit, Tensor x, const float *amax)
 {
@@ -59,7 +59,7 @@ static void receive(const Model *m, const ParamStore *store, Neighbour from, con
     trace_end();
 }
 
-/* Planning asks what is read. */
+/* the memory plan asks what an operation reads */
 static void send(Model *m, const ParamStore *store, Neighbour to, int unit, Tensor x,
                  const float *amax)
 {
@@ -103,7 +103,8 @@ void stages_send_gradient(Model *m, const ParamStore *store, UnitRange units)
     send(m, store, PREVIOUS_STAGE, units.first, m->text.work.dres, m->text.work.dres_amax);
 }
 
-/* This rank's part of a unit that is also on another stage; count 0: there is none to train. */
+/* This rank's slice of a unit that is also on another stage; count 0: the slice has no trained
+ * element. */
 static Slice tied_slice(const ParamStore *store)
 {
     const Shard *s = &store->shard[unit_of_head_matrix(store->shape->config)];
@@ -121,8 +122,8 @@ size_t stages_tied_bytes(const ParamStore *store)
     return tied_part(store) * dtype_size(store->recipe.grads.dtype);
 }
 
-/* The first stage follows the last in the ring of stages. Each adds what comes to what it has sent:
- * a sum of two has the same bits in either order. */
+/* The first stage follows the last in the ring of stages. Each stage adds what it receives to what
+ * it has sent: a sum of two numbers has the same bits in either order. */
 void stages_sum_tied(ParamStore *store)
 {
     const Slice s = tied_slice(store);

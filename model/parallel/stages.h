@@ -4,37 +4,37 @@
  *     forward    receive -> unit_acts[first].attn_res ... unit_acts[end].attn_res -copy-> outgoing[NEXT_STAGE] -send->
  *     backward   receive -> work.dres               ... work.dres               -copy-> outgoing[PREVIOUS_STAGE] -send->
  *
- * Messages are received on the compute queue and sent on a queue of their own, which waits for
- * the neighbour. */
+ * The compute queue receives messages. Another queue sends them, and waits for the neighbour. */
 #pragma once
 #include "model/shape/buffers.h"
 #include "model/store/fsdp.h"
 
-/* Between stages_enter and watchdog_set_stage(-1) a rank does not wait for all others: its marks are
- * those of its stage. */
+/* Between stages_enter and watchdog_set_stage(-1), a rank does not wait for all other ranks: its
+ * watchdog marks belong to its stage. */
 void stages_enter(const ParamStore *store);
 
-/* The first rank of the last stage, which has the head. */
+/* The first rank of the last stage; this stage has the head. */
 int stages_head_rank(const ParamStore *store);
 
-/* The units of a chunk of this stage read and write the activations of set `set`. */
+/* Makes the units of a chunk of this stage read and write the activations of set `set`. */
 void stages_use_set(Model *m, int set);
 
 /* stages_use_set for micro-batch r.micro of a step. Before the forward pass, its set gets a copy of
- * the scale_amax values of micro-batch r.micro - 1, which keeps its own for its backward pass. */
+ * the scale_amax values of micro-batch r.micro - 1, which keeps its own copy for its backward
+ * pass. */
 void stages_use(Model *m, const ParamStore *store, UnitRange units, PipelineRow r);
 
-/* The stream that the chunk reads; the gradient of the stream that it wrote. */
+/* Receive the stream that the chunk reads; the gradient of the stream that the chunk wrote. */
 void stages_receive_stream(Model *m, const ParamStore *store, UnitRange units);
 void stages_receive_gradient(Model *m, const ParamStore *store, UnitRange units);
 
 /* With tied embeddings, call after the backward passes of a step. The first stage has the gradient
- * of the embedding, the last stage that of the head. Both get the sum, with the same bits. Uses
- * store->staging, of stages_tied_bytes. */
+ * of the embedding, the last stage the gradient of the head. Both get the sum, with the same bits.
+ * Uses stages_tied_bytes of store->staging. */
 void stages_sum_tied(ParamStore *store);
 size_t stages_tied_bytes(const ParamStore *store);
 
-/* The stream that the chunk wrote; the gradient of the stream that it read. They may be overwritten
- * afterwards. */
+/* Send the stream that the chunk wrote; the gradient of the stream that the chunk read. Both may be
+ * overwritten afterwards. */
 void stages_send_stream(Model *m, const ParamStore *store, UnitRange units);
 void stages_send_gradient(Model *m, const ParamStore *store, UnitRange units);

@@ -33,8 +33,9 @@ Tensor rows_buffer(const Stream *stream, Tensor t)
                                                             : own_rows(stream, t);
 }
 
-/* The scale of t becomes that of all ranks' tokens. A scale grows with the maximum that it is made
- * from, and this with the maximum that was seen: the largest are those of all tokens. */
+/* Makes the scale of t the scale of all ranks' tokens. A scale grows with the maximum from which it
+ * is computed, and this maximum with the observed maximum. So the largest values over ranks are the
+ * values for all tokens. */
 static void share_scale(Tensor t)
 {
     float *const x = t.scale_amax ? t.scale_amax : t.scale;
@@ -56,7 +57,7 @@ static void gather(const Stream *stream, Tensor t)
                     RANKS_TENSOR);
 }
 
-/* The rows of all ranks are there; their transpose, if t has one, is made of them. */
+/* Waits for the rows of all ranks. If t has a transpose, computes it from these rows. */
 static void transpose(Tensor t, Tensor rows)
 {
     t.data = rows.data_t = NULL;
@@ -72,10 +73,10 @@ void gather_rows_begin(const Stream *stream, Tensor t, Tensor x)
         quantize(t, x);
         return;
     }
-    /* not on the queue of exchanges: it needs scratch memory */
+    /* not on the queue of exchanges, because it needs scratch memory */
     if (fp8)
         quantize_scale(own, x);
-    else if (encodes) /* an operand in BF16 of a stream in F32 */
+    else if (encodes) /* the operand is BF16 and the stream F32 */
         quantize(own, x);
     else if (x.data != own.data)
         device_copy(own.data, x.data, tensor_bytes(x));

@@ -1,50 +1,52 @@
-/* Tensor ranks: several ranks compute a block's linear layers together, each with a part of its
+/* Tensor ranks: several ranks compute a block's linear layers together; each has a part of the
  * matrices [Megatron-LM: Shoeybi et al. 2019, arXiv 1909.08053; with sequence: Korthikanti et al.
- * 2022, arXiv 2205.05198]. In layers and attention a rank has all tokens and a t-th part of the
- * heads and of the MLP's width; between them it has consecutive tokens, a t-th part, of full width:
+ * 2022, arXiv 2205.05198]. In linear layers and attention, a rank has all tokens with a t-th part
+ * of the heads and of the MLP's width. Between them it has a t-th part of the tokens, which are
+ * consecutive, with full width:
  *
  *     stream (N, C) -norm-> (N, C) -gather-> h (tN, C) -layers, attention-> sums (tN, C) -scatter-> stream (N, C)       t ranks
  *
  * Backward does the same with gradients. FP8 operands are gathered as codes. Their scale comes from
- * the maximum over all ranks, so it is the scale that one rank would compute. On one rank each
- * function returns its tensor itself, or does nothing. While generating, all tensor ranks have the
- * whole stream (row_parts is 1): nothing is gathered, and all ranks get the sums.
+ * the maximum over all ranks, so it is the scale that one rank would compute. On one rank, each
+ * function returns its input tensor, or does nothing. During generation, all tensor ranks have the
+ * whole stream (row_parts is 1): no rows are gathered, and all ranks get the sums.
  *
  * Each tensor rank has a copy of norm weights and of the half of each adapter that is not cut.
- * Their gradients are summed over RANKS_TENSOR and then over RANKS_REPLICA. NCCL may add three
- * or more replicas in another order on each tensor rank, so the copies may differ in the last
- * bits. Files have the copy of the first tensor rank. */
+ * Their gradients are summed over RANKS_TENSOR and then over RANKS_REPLICA. NCCL may add three or
+ * more replicas in another order on each tensor rank, so the copies may differ in the last bits.
+ * Checkpoints contain the copy of the first tensor rank. */
 #pragma once
 #include "model/shape/buffers.h"
 
-/* open, with tensor_ranks > 1: stream->config becomes a copy with this rank's numbers of heads and
- * MLP width. unmark: frees the marks of exchanges; the memory plan calls it for marks of its watch.
- * */
+/* tp_open, with tensor_ranks > 1: stream->config becomes a copy with this rank's numbers of
+ * heads and MLP width. tp_unmark: frees the marks of exchanges; the memory plan calls it for
+ * marks of its Watch. */
 void tp_open(Stream *stream);
 void tp_close(Stream *stream);
 void tp_unmark(Stream *stream);
 
-/* The rows of this rank's tokens in t (tN, ...). */
+/* The rows of t (tN, ...) that are this rank's tokens. */
 Tensor own_rows(const Stream *stream, Tensor t);
 
-/* The buffer for this rank's rows of an operand t (tN, C): rows of t itself; or, if t is FP8, (N,
- * C) in F32, so that its codes are those of a single rank. */
+/* The buffer for this rank's rows of an operand t (tN, C): rows of t itself; if t is FP8, an F32
+ * buffer (N, C), so that the codes are the same as on a single rank. */
 Tensor rows_buffer(const Stream *stream, Tensor t);
-/* t = the rows x (N, C) of all ranks, encoded. x may be t's rows_buffer. Only with several tensor
- * ranks. Operations between begin and end overlap with the exchange; they may not touch t, nor
- * change x. */
+/* t = the rows x (N, C) of all ranks, encoded. x may be rows_buffer of t. Call these only with
+ * several tensor ranks. Operations between gather_rows_begin and gather_rows_end overlap with the
+ * exchange; they may not read or write t, nor change x. */
 void gather_rows_begin(const Stream *stream, Tensor t, Tensor x);
 void gather_rows_end(const Stream *stream, Tensor t);
 
 /* Recompute an operand t with its present scale, only with several tensor ranks. gather_again
- * starts to gather own_rows(stream, t). complete_again waits for the rows, and makes the transpose
- * of `wanted` if it has one. */
+ * starts to gather own_rows(stream, t). complete_again waits for the rows, and computes the
+ * transpose of `wanted` if it has one. */
 void gather_again(const Stream *stream, Tensor t);
 void complete_again(const Stream *stream, Tensor t, Tensor wanted);
 
-/* sums_buffer: where a layer writes its partial sum of y. sum_rows: returns this rank's rows of the
- * sum over ranks. Only with several tensor ranks: add_rows sets y to that sum + x, where y may be
- * x; begin and end are sum_rows in two parts, so that operations between them overlap with it. */
+/* sums_buffer: the buffer into which a layer writes its partial sum of y. sum_rows: returns this
+ * rank's rows of the sum over ranks. The other functions need several tensor ranks. add_rows: y =
+ * this sum + x, where y may be x. sum_rows_begin and sum_rows_end: sum_rows in two parts, so that
+ * operations between them overlap with the sum. */
 Tensor sums_buffer(const Stream *stream, Tensor y);
 Tensor sum_rows(const Stream *stream, Tensor buffer);
 void sum_rows_begin(const Stream *stream, Tensor buffer);

@@ -1,5 +1,5 @@
-/* recipe + config -> every Tensor placed in the arena. The same function runs twice: to measure,
- * then to place. */
+/* Computes the position of every Tensor in the arena from recipe and configuration. The same
+ * function runs twice: to measure, then to place. */
 #include "model/plan/plan.h"
 
 #include "model/parallel/context.h"
@@ -8,7 +8,7 @@
 #include "model/shape/units.h"
 #include "model/store/param_store_sizes.h"
 
-/* Whether scales are valid for a whole step, in a run that makes steps. */
+/* Whether scales are valid for a whole step, in a run that trains. */
 static bool has_scales_of_step(const Stream *s)
 {
     return s->recipe.scales == PER_STEP && !s->forward_only;
@@ -16,8 +16,8 @@ static bool has_scales_of_step(const Stream *s)
 
 /* arena: the unit's own memory. amaxes: memory for scale_amax of FP8 operands, if scales are valid
  * for a step. transposes: backward reads transposes of FP8 operands, for the gradients of the
- * blocks' matrices; if false, backward reads their rows, for the gradients of adapters. keep: what
- * forward saves. rows: number of rows of tensors. */
+ * blocks' matrices; if false, backward reads the rows of operands, for the gradients of adapters.
+ * keep: what forward saves. rows: number of rows of tensors. */
 struct Planner {
     Arena *arena, *amaxes;
     Model *m;
@@ -38,7 +38,7 @@ void *plan_shared(Model *m, Buffer b, size_t bytes)
 {
     OverlaidBuffer *s = &m->shared[b];
     const size_t whole = whole_256(bytes);
-    /* blocks that keep less may want more of it */
+    /* blocks with another `keep` may need a larger buffer */
     s->bytes = whole > s->bytes ? whole : s->bytes;
     return (char *)m->shared_memory + s->at;
 }
@@ -60,7 +60,8 @@ Tensor plan_own(Planner *p, Format f, int cols)
     return tensor_alloc(p->arena, f, p->rows, cols);
 }
 
-/* What forward leaves for backward is a block's own, unless backward runs the block again. */
+/* Whether tensors that forward leaves for backward belong to one block: true unless backward runs
+ * the block's forward again. */
 static bool leaves_own(const Planner *p)
 {
     return !keep_recomputes(p->keep) && !p->stream->forward_only;
@@ -85,8 +86,8 @@ static float *floats(Planner *p, bool is_own, Buffer b, int per_token)
     return is_own ? arena_alloc(p->arena, bytes) : plan_shared(p->m, b, bytes);
 }
 
-/* The factors of an FP8 operand's columns, and memory for the weight that they are folded into.
- * They are kept as long as its range. */
+/* Adds the factors of an FP8 operand's columns, and memory for the weight that is multiplied by
+ * their inverses. The factors are kept as long as the operand's range. */
 static void add_channels(Planner *p, Tensor *t)
 {
     Stream *s = p->stream;
@@ -98,8 +99,8 @@ static void add_channels(Planner *p, Tensor *t)
         plan_shared_rows(p->m, BUFFER_down_folded, t->format, s->config->d_model, t->cols);
 }
 
-/* A GEMM operand; the buffer of its transposed copy follows its own in the list. In FP8 forward
- * reads its rows; what backward reads of it has to be kept. */
+/* Plans a GEMM operand. In the list of buffers, the buffer of its transpose follows its own. With
+ * FP8, forward reads the rows; the copy that backward reads must be kept. */
 static Tensor operand(Planner *p, bool is_own, Buffer b, Format f, int cols)
 {
     if (!format_is_fp8(f))
@@ -121,7 +122,8 @@ static bool same(Tensor a, Format f)
     return format_equal(a.format, f);
 }
 
-/* The planner p for tensors between layers, which have only this rank's share of p's rows. */
+/* The planner p for tensors between linear layers, which only have this rank's share of p's
+ * rows. */
 static Planner of_stream(const Planner *p)
 {
     Planner own = *p;
@@ -129,11 +131,11 @@ static Planner of_stream(const Planner *p)
     return own;
 }
 
-/* The stream is kept, its sums with branches in another place, where backward reads it: as norm
- * input, as GEMM operand, or to run the block again. NOTE: without a backward pass they are in two
- * places, too: matmul may round what it adds in place once more, and an evaluation is to give the
- * numbers of the training. So the input of a recomputed block is never where others add in
- * place. */
+/* Whether the stream is kept. If so, its sum with a branch is written to another buffer, and
+ * backward reads the old stream: as norm input, as GEMM operand, or to run the block again. NOTE:
+ * without a backward pass there are two buffers, too. matmul may round its addend once more if it
+ * adds in place, and an evaluation must give the same numbers as training. So the input of a
+ * recomputed block is never in a buffer to which others add in place. */
 static bool stream_is_kept(const Planner *p)
 {
     const Recipe *r = &p->stream->recipe;
@@ -150,14 +152,14 @@ static Tensor place_stream(Planner *p)
     return place(&own, is_own, BUFFER_attn_res, s->recipe.residual, s->config->d_model);
 }
 
-/* Whether a gradient reads the inputs of these layers. */
+/* Whether a gradient reads the inputs of these linear layers. */
 static bool reads_input(const Stream *s, Linear l)
 {
     return s->trains_matrices || adapter_projections(s->config, l).num_projections > 0;
 }
 
-/* The number of rows of the MLP's buffers in blocks with this `keep`. Unless backward recomputes
- * the MLP, forward must leave the rows of all tokens for backward. */
+/* The number of rows of the MLP's buffers in blocks with this `keep`. If backward does not
+ * recompute the MLP, forward must leave the rows of all tokens for backward. */
 static Planner of_mlp(const Planner *p, Keep keep)
 {
     Planner mlp = *p;
@@ -191,7 +193,7 @@ static void plan_stream(Planner *p, Acts *a)
                        : operand(&mlp, keep_h && reads_input(s, LINEAR_GATE_UP), BUFFER_mlp_h,
                                  r->operand, C);
     if (one_h && format_is_fp8(r->operand)) {
-        /* forward's scale is used again in backward */
+        /* backward uses the scale of forward again */
         a->mlp_h.scale = arena_alloc(p->arena, 16);
         add_scale_amax(p, &a->mlp_h);
     }
@@ -203,8 +205,8 @@ static void plan_stream(Planner *p, Acts *a)
     }
 }
 
-/* The attention output as GEMM operand: if it is saved as one, the saved codes, to which all blocks
- * share the transpose. */
+/* The attention output as GEMM operand. If it is saved as an operand, these are the saved codes,
+ * and all blocks share the buffer of the transpose. */
 static Tensor att_operand(Planner *p, Tensor att, Format f)
 {
     if (!format_equal(att.format, f))
@@ -263,8 +265,9 @@ static void plan_acts(Planner *p, Acts *a)
     }
 }
 
-/* The input's gradient reads the rows of an FP8 gradient, the weight's gradient its transpose,
- * unless it is an adapter's. All blocks share it, so it has no scale_amax of its own. */
+/* Plans a gradient that is a GEMM operand. For FP8, the GEMM of the input's gradient reads its
+ * rows, and the GEMM of the weight's gradient its transpose, unless the weight is an adapter. All
+ * blocks share the gradient, so it has no scale_amax of its own. */
 static Tensor gradient_operand(Planner *p, Buffer b, int cols)
 {
     Tensor t = operand(p, false, b, p->stream->recipe.gradient, cols);
@@ -274,9 +277,9 @@ static Tensor gradient_operand(Planner *p, Buffer b, int cols)
     return t;
 }
 
-/* Its rows overwrite the saved gate and up, if those take as much: FP8 over FP8, or the same
- * format. Else all blocks share it; also with scales of the step, where a gradient beyond its range
- * is computed again from gate and up. */
+/* The rows of dgate_up overwrite the saved gate and up if both have the same size: FP8 and FP8, or
+ * the same format. Otherwise all blocks share the rows. They also share them if scales are valid
+ * for a step: then a gradient beyond its range is computed again from gate and up. */
 static Tensor plan_dgate_up(Planner *p, int cols)
 {
     const Format saved = p->stream->recipe.saved_mlp, f = p->stream->recipe.gradient;
@@ -293,9 +296,9 @@ static Tensor plan_dgate_up(Planner *p, int cols)
     return t;
 }
 
-/* All blocks have these, each with its own scale_amax, the same in all sets, since their backward
- * passes have one order; and dgate_up's rows where its gate and up were saved, if the plan says
- * so. */
+/* Plans the gradients of every block. Each block has its own scale_amax, the same in all sets,
+ * because the backward passes of all sets run in one order. If dgate_up overwrites the saved gate
+ * and up, its rows are in the block's own memory. */
 static void plan_gradients(Planner *p, Tensor dgate_up, Tensor dqkv_op)
 {
     for (int l = 0; l < p->stream->L; l++) {
@@ -313,8 +316,8 @@ static void plan_gradients(Planner *p, Tensor dgate_up, Tensor dqkv_op)
 
 /* Work memory of attention on a GPU: in backward, per row and head, sums of dq in F32, dk and dv in
  * BF16 where heads share keys, and four floats more. Sizes are padded to tiles of 128 rows and 64
- * columns; documents' last tiles are padded too, hence an eighth more. Without it, or with less
- * than it wants, it takes memory of its own. */
+ * columns. The last tiles of documents are padded too: an eighth is added for them. If this memory
+ * is missing or too small, attention allocates its own. */
 static void plan_scratch(Model *m, Stream *s)
 {
     const Attention a = context_attention(s, s->attn);
@@ -325,7 +328,7 @@ static void plan_scratch(Model *m, Stream *s)
     s->attn.scratch = plan_shared(m, BUFFER_attention, s->attn.scratch_bytes);
 }
 
-/* The buffers of context ranks. Forward needs some of them. */
+/* Plans the buffers of context ranks. Forward needs some of them, too. */
 static void plan_exchange(Model *m)
 {
     const Attention own = context_attention(&m->text, m->text.attn);
@@ -343,7 +346,7 @@ static void plan_exchange(Model *m)
     t->dqkv_heads = plan_shared_rows(m, BUFFER_dqkv_heads, f, rows, S);
 }
 
-/* The buffers of tensor ranks. */
+/* Plans the buffers of tensor ranks. */
 static void plan_sums(Model *m)
 {
     if (m->text.tensor_ranks == 1)
@@ -387,7 +390,7 @@ static void plan_work(Planner *p)
                  : (Tensor){ 0 };
 }
 
-/* The first block of this stage in which forward saves the same tensors as in block l. */
+/* Returns the first block of this stage in which forward saves the same tensors as in block l. */
 static int first_like(const Planner *p, int l)
 {
     const Recipe *r = &p->stream->recipe;
@@ -401,8 +404,8 @@ static int first_like(const Planner *p, int l)
     return first;
 }
 
-/* Block l's own memory: the next of the arena, or a slot that other blocks have before and after
- * it. */
+/* Chooses block l's own memory: the next free range of the arena, or a slot that it uses in turn
+ * with other blocks. */
 static void plan_own_memory(Planner *p, int l)
 {
     const Offload *o = &p->m->offload;
@@ -435,8 +438,8 @@ void plan_head_input(Planner *p, Model *m, int unit)
     m->unit_acts[unit].attn_res = place_stream(p);
 }
 
-/* Plans the slots, each large enough for any block, if there are fewer slots than saves. Their
- * sizes come from the previous plan. */
+/* Plans the slots if there are fewer slots than saves. Each slot is large enough for any block.
+ * The sizes of blocks come from the previous plan. */
 static void plan_slots(Arena *arena, Model *m)
 {
     Offload *o = &m->offload;
@@ -448,8 +451,8 @@ static void plan_slots(Arena *arena, Model *m)
         arena->used = o->at + (size_t)o->slots * o->bytes;
 }
 
-/* Where the last block of a chunk writes, if the next one is another stage's: as that stage places
- * what it reads. */
+/* If the next block is on another stage, plans the output of a chunk's last block in the same way
+ * as that stage plans its input. */
 static void plan_output(Planner *p, int u)
 {
     p->keep = recipe_keep(&p->stream->recipe, u - unit_of_layer(p->stream->config, 0));

@@ -1,6 +1,5 @@
-/* Places everything that a rank needs in one allocation, by the recipe and the configuration.
- * Planning needs neither a device nor other ranks, so it works for any rank of a run of any
- * size. */
+/* Places all memory that a rank needs in one allocation, by the recipe and the configuration.
+ * Planning needs neither a device nor other ranks: it can plan any rank of a run of any size. */
 #pragma once
 #include "model/shape/buffers.h"
 #include "model/store/store_types.h"
@@ -10,12 +9,14 @@
 typedef struct Planner Planner;
 Tensor plan_own(Planner *p, Format f, int cols);
 
-/* The memory of buffer b, which units share: at least `bytes`, or a tensor (rows, cols). */
+/* The memory of buffer b, which units share. plan_shared: at least `bytes` bytes; plan_shared_rows:
+ * a tensor (rows, cols). */
 void *plan_shared(Model *m, Buffer b, size_t bytes);
 Tensor plan_shared_rows(Model *m, Buffer b, Format f, int rows, int cols);
 
 void plan_block(Planner *p, Model *m, int unit);
 void plan_head_input(Planner *p, Model *m, int unit);
 
-/* Plans the buffers of all units. amaxes: measures or places scale_amax of FP8 operands. */
+/* Plans the buffers of all units. amaxes: the arena that measures or places scale_amax of FP8
+ * operands. */
 void plan_units(Arena *arena, Arena *amaxes, Model *m, const ParamStore *store);

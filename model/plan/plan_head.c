@@ -1,12 +1,11 @@
-/* The buffers of the head and the losses. */
+/* Plans the buffers of the head and the losses. */
 #include "model/plan/plan_head.h"
 
 #include "model/parallel/context.h"
 #include "model/plan/plan.h"
 
 /* The number of tokens whose logits exist at once: chunks of at most 512 MiB and at least one
- * token, as equal as possible. It is a multiple of 16 if FP8 operands would be padded to a multiple
- * of 16. */
+ * token, as equal as possible. The number is a multiple of 16 if the head has FP8 operands. */
 static int loss_chunk(const Config *c, int N, bool fp8)
 {
     if (c->loss_chunk > 0)
@@ -27,8 +26,8 @@ static Tensor head_operand(Arena *arena, Model *m, Buffer b, Format f, int rows,
     };
 }
 
-/* FP8 operands of the head's backward, padded along both sums, over the vocabulary and over tokens.
- * The gradient's transpose overwrites the logits. */
+/* Plans the FP8 operands of the head's backward. They are padded along both dimensions over which
+ * their GEMMs sum: vocabulary and tokens. The gradient's transpose overwrites the logits. */
 static void plan_head_operands(Arena *arena, Model *m)
 {
     const Format e4m3 = { E4M3, 0, false };

@@ -1,4 +1,4 @@
-/* The plan of the head. */
+/* Plans the head. */
 #pragma once
 #include "model/shape/buffers.h"
 

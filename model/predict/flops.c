@@ -3,8 +3,8 @@
 #include "kernels/runtime/device.h"
 #include "model/shape/units.h"
 
-/* Mean number of keys per query in block l, over a sequence of T: T/2; with a window w a ramp up to
- * w, then w. */
+/* Mean number of keys per query in block l, over a sequence of T tokens: T/2. With a window w, the
+ * number grows up to w and then stays w. */
 static double mean_keys(const ModelConfig *c, int l)
 {
     const double T = c->max_sequence_length,
@@ -12,7 +12,7 @@ static double mean_keys(const ModelConfig *c, int l)
     return w * (1 - w / (2 * T));
 }
 
-/* Numbers of weights in a unit's matrices, with those of all tensor ranks: all, and trained ones.
+/* Numbers of weights in a unit's matrices, over all tensor ranks: all weights, and trained weights.
  * `trains`: whether any parameter is trained. */
 typedef struct {
     double all, trained;
@@ -32,9 +32,9 @@ static UnitWeights weights_of(const UnitLayout *shape)
     return w;
 }
 
-/* A weight takes 2 FLOPs forward, 2 for the gradient of its input, 2 for its own gradient if it is
- * trained. Attention takes 2 products with the keys forward and 4 backward. Backward ends at the
- * first unit with a trained parameter. */
+/* FLOPs per token. A weight takes 2 in forward, 2 for the gradient of its input, and 2 for its own
+ * gradient if it is trained. Attention takes 2 products with the keys in forward and 4 in backward.
+ * Backward ends at the first unit with a trained parameter. */
 TokenFlops token_flops(const Config *c, const UnitLayout *shape)
 {
     const ModelConfig *m = &c->model;

@@ -1,4 +1,4 @@
-/* The memory plan of a run. */
+/* Plans the memory of a run. */
 #include "model/predict/memory.h"
 
 #include <math.h>
@@ -42,8 +42,8 @@ Mesh memory_mesh(const Config *c)
 /* CUDA's context and code, workspace of cuBLASLt, scratch of our kernels; with several ranks also
  * NCCL's buffers. Measured on H200s, models of 1B to 30B parameters in sequences of 2048 tokens:
  * 0.77 to 1.65 GiB in 13 runs on one GPU, 2.06 to 2.89 GiB in 16 on two and four; with two tensor
- * ranks, which have more communicators, 3.0 to 3.1 in 4 runs with 4096 and 8192 tokens. This is the
- * most of each, rounded up. */
+ * ranks, which have more communicators, 3.0 to 3.1 in 4 runs with 4096 and 8192 tokens. The
+ * function returns the maximum of each case, rounded up. */
 double memory_allowance(const Config *c)
 {
     if (c->device_memory == 0 && strcmp(device_build(), "cpu") == 0)
@@ -51,21 +51,22 @@ double memory_allowance(const Config *c)
     return (tensor_ranks(&c->strategy) > 1 ? 3.2 : ranks_of(c) > 1 ? 2.9 : 1.7) * (1 << 30);
 }
 
-/* Libraries took less in all runs that were measured. */
+/* Device memory that the plan leaves free for libraries: they took less in all measured runs. */
 static double spare(const Config *c)
 {
     return (tensor_ranks(&c->strategy) > 1 ? 3.3 : 3.0) * (1 << 30);
 }
 
-/* Whole gradients and kept weights may fill the device except what is spare; the weights only as
- * far as other programs leave memory now. Used memory up to that counts as this program's own. */
+/* How much the plan may take with whole gradients and kept weights. Both together may fill the
+ * device except a reserve; weights may only use memory that other programs leave free now. Used
+ * memory up to the plan's size counts as this program's own. */
 static double most_with_weights(const Config *c)
 {
     const double used = c->dry_run || c->device_memory > 0 ? 0 : (double)device_memory_used();
     return memory_of_device(c) - spare(c) - (used > spare(c) ? used : 0);
 }
 
-/* What is planned, and what has been chosen so far. */
+/* The plan so far, and the choices made so far. */
 typedef struct {
     Model *m;
     ParamStore *store;
@@ -79,8 +80,9 @@ static double bytes_of(const Search *s)
     return (double)model_planned_bytes(s->m, s->store);
 }
 
-/* With one micro-batch a step there is nothing to gain. NOTE: when gradients are summed changes
- * their bits, so this must not depend on what else runs on the device. */
+/* Whether gradients are summed once per step. With one micro-batch per step, this has no advantage.
+ * NOTE: the choice changes the bits of gradients, so it must not depend on other programs on the
+ * device. */
 static bool sums_once(const Search *s)
 {
     const Config *c = s->c;
@@ -90,8 +92,9 @@ static bool sums_once(const Search *s)
     return agree_least(gains && bytes_of(s) <= memory_of_device(c) - spare(c));
 }
 
-/* The largest number from `least` to `largest`, put into *choice of s->p, with which the plan takes
- * at most so many bytes: memory grows with it. `least` if none does. */
+/* Sets *choice, a field of s->p, to the largest number from `least` to `largest` with which the
+ * plan takes at most `bytes`, and returns it. Memory must grow with the number. If no number fits,
+ * it is `least`. */
 static int largest_that_fits(Search *s, int *choice, int least, int largest, double bytes)
 {
     while (least < largest) {
@@ -105,8 +108,8 @@ static int largest_that_fits(Search *s, int *choice, int least, int largest, dou
     return least;
 }
 
-/* The least of all ranks. Stages have different units: the least of one, whose ranks gather
- * together, and in whose memory tensors have the same offsets. */
+/* The minimum over ranks. With stages, which have different units, it is the minimum over the ranks
+ * of one stage: these gather together, and their tensors have the same offsets in memory. */
 static int least_of_ranks(const ShardChoice *p, int own)
 {
     return (int)(p->pipe.stages > 1 ? agree_least_of_stage(own) : agree_least(own));
@@ -118,8 +121,8 @@ static int most_resident(Search s)
         &s.p, largest_that_fits(&s, &s.p.resident, 0, s.store->num_units, most_with_weights(s.c)));
 }
 
-/* What the plan may take where the rest can be on the host. Without device_memory the CPU back end
- * moves nothing: there the host's memory is the device's. */
+/* How much the plan may take if the rest can be on the host. Without device_memory, the CPU back
+ * end moves nothing, because its device memory is host memory. */
 static double most_planned(const Config *c)
 {
     if (c->device_memory == 0 && strcmp(device_build(), "cpu") == 0)
@@ -129,9 +132,9 @@ static double most_planned(const Config *c)
     return memory_of_device(c) - (used > libraries ? used : libraries);
 }
 
-/* As many slots for saved activations as fit, at least offload_least_slots; 0: all blocks have
- * memory of their own. NOTE: a slot is as large as the largest block, so slots can take more than
- * blocks of different sizes. */
+/* Returns as many slots for saved activations as fit, but at least offload_least_slots; 0: all
+ * blocks have their own memory. NOTE: a slot is as large as the largest block. So slots may take
+ * more memory than blocks of different sizes. */
 static int most_slots(Search s)
 {
     const double most = most_planned(s.c), all = bytes_of(&s);
@@ -153,9 +156,9 @@ static HostUse use_of(const Config *c, Hosted h)
                                : c->offload.master;
 }
 
-/* The fewest units that have it on the host while all fits; all units if it does not. NOTE: the
- * first unit there may cost more than it saves, since what comes from the host needs a place on the
- * device. */
+/* Returns the fewest units with `h` on the host for which everything fits; all units if nothing
+ * fits. NOTE: the first unit may cost more memory than it saves, because copies from the host need
+ * a buffer on the device. */
 static int fewest_on_host(Search s, Hosted h)
 {
     const double most = most_planned(s.c);
@@ -183,8 +186,8 @@ static Pipeline pipeline_of(const Config *c, int stage)
                        s->pipeline_schedule, micro_batches > 0 ? micro_batches : 1 };
 }
 
-/* The ranks agree on what depends on memory. First come choices that change results, then what is
- * on the host, which changes none. */
+/* Makes the choices that depend on memory; all ranks agree on them. Choices that change results
+ * come first, then offload, which changes none. */
 static void plan_with(Model *m, ParamStore *store, const Config *c, int stage, int tile)
 {
     const Strategy *strategy = &c->strategy;
@@ -196,7 +199,7 @@ static void plan_with(Model *m, ParamStore *store, const Config *c, int stage, i
                    strategy->gathering == GATHER_ONCE ? unit_count(&c->model) : 0, .tile = tile,
                    .tensor_ranks = tensor_ranks(strategy), .pipe = pipeline_of(c, stage) } };
     ShardChoice *p = &s.p;
-    if (c->dry_run) { /* for ranks that may not exist here; all have as much */
+    if (c->dry_run) { /* for ranks that may not exist: all have the same memory */
         p->shards = strategy->shard_ranks;
         p->rank = 0;
         /* what an operation writes depends on the mesh */
@@ -220,7 +223,7 @@ static void plan_with(Model *m, ParamStore *store, const Config *c, int stage, i
     model_replan(m, store, c, *p);
 }
 
-/* Tiles that were not asked for come last, since they change FP8 results. */
+/* Tiles that the user did not ask for come last, because they change FP8 results. */
 void memory_plan_stage(Model *m, ParamStore *store, const Config *c, int stage)
 {
     enum { TILE = 16384 }; /* GEMMs with this number of rows are as fast as larger ones */
@@ -246,7 +249,7 @@ static double gib(double bytes)
 
 enum { COLUMNS = 80 };
 
-/* Text of items with commas between them, wrapped at the width of a terminal. */
+/* Prints items with commas between them, wrapped at the width of a terminal. */
 typedef struct {
     int column;
     bool some;
@@ -265,7 +268,7 @@ static void __attribute__((format(printf, 2, 3))) add_item(Items *l, const char 
     *l = (Items){ wraps ? n + 2 : column - 1, true };
 }
 
-/* How often: what is done, in some units once per step. */
+/* Adds an item that says when the action `what` happens, such as "for each pass". */
 static void add_gathering(Items *l, const Model *m, const ParamStore *store, const char *what)
 {
     const char *once = m->text.forward_only ? "once" : "once per step";
@@ -276,8 +279,8 @@ static void add_gathering(Items *l, const Model *m, const ParamStore *store, con
         add_item(l, "%s %s", what, store->resident == 0 ? "for each pass" : once);
 }
 
-/* On one rank nothing is gathered, and blocks that compute as they are stored have no copies
- * either. With HYBRID_SHARD the number of hosts decides the groups. */
+/* Prints the sharding. On one rank no weights are gathered, and blocks that compute in the stored
+ * format have no copies either. With HYBRID_SHARD the number of hosts decides the groups. */
 static void print_sharding(const Model *m, const ParamStore *store, const Config *c)
 {
     const int ranks = ranks_of(c), sharing = context_ranks(&c->strategy),
@@ -354,7 +357,7 @@ static void print_optimizer(const Optimizer *o, const Recipe *r)
     puts(o->num_states ? "" : " no states");
 }
 
-/* Parameters, and bytes of this rank on the device. */
+/* Numbers of parameters, and bytes of this rank's device memory. */
 typedef struct {
     size_t trained, untrained, master, frozen, moments;
 } Sizes;
@@ -386,7 +389,7 @@ static void print_model(const Model *m, const Sizes *z)
     printf(", %d blocks of width %d\n", m->text.L, m->text.config->d_model);
 }
 
-/* What a run prints. */
+/* Prints the plan of a run. */
 static void print_plan(const Model *m, const ParamStore *store, const Config *c, const Sizes *z)
 {
     const PlanBytes *b = &m->bytes;
@@ -410,7 +413,7 @@ static void print_plan(const Model *m, const ParamStore *store, const Config *c,
     putchar('\n');
 }
 
-/* What a dry run prints: also every format, and the parts of the weights. */
+/* Prints the plan of a dry run: also every format, and the parts of the weights. */
 static void print_details(const Model *m, const ParamStore *store, const Config *c, const Sizes *z)
 {
     const PlanBytes *b = &m->bytes;
@@ -462,8 +465,8 @@ void memory_print(const Model *m, const ParamStore *store, const Config *c)
         printf("the MLP in tiles of %d tokens, where backward runs it again\n", m->text.tile);
 }
 
-/* All ranks must see the same free host memory: after one allocates, another would see less. So
- * ranks of stages with nothing on the host call, too. */
+/* All ranks must see the same free host memory: after one rank allocates, another would see less.
+ * So ranks of stages without host memory must call this, too. */
 void memory_check_host(const Model *m, const ParamStore *store, const Config *c)
 {
     const double moved = memory_of_host(m, store),

@@ -1,4 +1,4 @@
-/* The verdict of a dry run: the memory plan and an allowance against a device's memory. */
+/* The result of a dry run: compares the memory plan and an allowance with a device's memory. */
 #include "model/predict/memory_fit.h"
 
 #include <limits.h>
@@ -13,7 +13,7 @@
 
 static const double GIB = 1 << 30;
 
-/* Devices may differ: every one must do. All ranks call. */
+/* Devices may differ, so the plan must fit every device. All ranks must call this. */
 static double smallest_device(const Config *c)
 {
     return agree_least(memory_of_device(c));
@@ -38,7 +38,7 @@ static bool fits_with(const Config *c, int sequences)
     const long batch =
         (long)(c->global_train_batch_size / c->device_train_microbatch_size) * sequences;
     other.device_train_microbatch_size = sequences;
-    /* the number of micro-batches in flight is the same */
+    /* the number of micro-batches in flight does not change */
     if (pipeline_stages(&c->strategy) > 1 && batch <= INT32_MAX)
         other.global_train_batch_size = (int)batch;
     return memory_fit_needed(&other) <= smallest_device(c);
@@ -49,7 +49,7 @@ static int sequences_of_rank(const Config *c)
     return c->global_train_batch_size / data_ranks(&c->strategy, c->ranks);
 }
 
-/* Memory grows with the micro-batch, so halving finds it. */
+/* Memory grows with the micro-batch, so this uses binary search. */
 static int largest_with(const Config *c)
 {
     const int T = c->model.max_sequence_length, all = sequences_of_rank(c),
@@ -66,8 +66,8 @@ static int largest_with(const Config *c)
     return fits;
 }
 
-/* First with everything on the device and without tiles, which is faster. If no micro-batch fits,
- * with offload of everything that may be on the host. */
+/* First tries without offload and tiles, which is faster. If no micro-batch fits, offloads
+ * everything that the configuration allows. */
 int memory_fit_largest(const Config *c)
 {
     Config all = *c;

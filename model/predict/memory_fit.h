@@ -1,4 +1,4 @@
-/* Whether a run fits its devices. All ranks call. */
+/* Whether a run fits its devices. All ranks must call these functions. */
 #pragma once
 #include "model/shape/config.h"
 
@@ -6,8 +6,8 @@
  * libraries. */
 double memory_fit_needed(const Config *c);
 
-/* The largest micro-batch that fits, in sequences, at most a rank's sequences of a step; 0: not
- * even one fits. */
+/* The largest micro-batch that fits, in sequences, up to a rank's sequences of a step; 0: no
+ * micro-batch fits. */
 int memory_fit_largest(const Config *c);
 
 /* Prints the last lines of a dry run on stdout, on rank 0. */

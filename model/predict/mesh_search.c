@@ -24,7 +24,7 @@ static bool tp_is_possible(const Config *c)
 
 bool mesh_is_possible(const Config *c)
 {
-    enum { MULTIPLE = 16 }; /* a rank's tokens must be a multiple of this, for FP8 */
+    enum { MULTIPLE = 16 }; /* for FP8, the number of a rank's tokens must be a multiple of this */
     const Strategy *s = &c->strategy;
     const ModelConfig *m = &c->model;
     const int context = context_ranks(s), stages = pipeline_stages(s), tensor = tensor_ranks(s),
@@ -44,7 +44,7 @@ bool mesh_is_possible(const Config *c)
     return tp_is_possible(c);
 }
 
-/* Keeps the list in order, the fastest first. */
+/* Keeps the list sorted by time, the fastest mesh first. */
 static void add_found(Found best[BEST], Found x)
 {
     for (int i = 0; i < BEST; i++)
@@ -59,7 +59,7 @@ typedef struct {
     int stages, shard, context, tensor;
 } Sizes;
 
-/* The strategy as config/check_ranks.c sets it. */
+/* Returns the strategy that config/check_ranks.c would set. */
 static Strategy strategy_of(const Config *c, Sizes n)
 {
     Strategy s = c->strategy;
@@ -118,15 +118,14 @@ static void try_all(Search *search, const Config *c)
     }
 }
 
-/* A setting that a mesh needs, or that undoes the given one. */
+/* Prints a setting that a mesh needs, or that undoes a configured one. */
 static void print_setting(const char *name, int n, int given)
 {
     if (n > 1 || given > 1)
         printf(" --parallelism.%s=%d", name, n);
 }
 
-/* The sharding strategy, and the number of replicas by the settings that the configuration has for
- * it. */
+/* Prints the sharding strategy, and the number of replicas as settings of the configuration. */
 static void print_replicas(const Strategy *s, int replicas)
 {
     static const char *const names[2][2] = { { "FULL_SHARD", "SHARD_GRAD_OP" },

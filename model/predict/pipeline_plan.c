@@ -1,4 +1,4 @@
-/* The stages of a pipeline, in words. */
+/* Prints the stages of a pipeline. */
 #include "model/predict/pipeline_plan.h"
 
 #include <stdio.h>

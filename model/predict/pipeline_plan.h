@@ -2,10 +2,10 @@
 #pragma once
 #include "model/store/param_store.h"
 
-/* Prints on rank 0, if there are stages, their number and, of a training, the schedule and how long
- * they wait for each other. */
+/* If there are stages, prints their number on rank 0; for a training also the schedule and how long
+ * stages wait for each other. */
 void pipeline_print(const ParamStore *store);
 
-/* Plans every stage and prints on rank 0 what each has, and its memory. Returns the stage with the
- * most; 0 without stages. All ranks call. */
+/* Plans every stage, and prints the units and the memory of each on rank 0. Returns the stage with
+ * the most memory; 0 without stages. All ranks must call this. */
 int pipeline_print_stages(const Config *c);

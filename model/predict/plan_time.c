@@ -37,8 +37,8 @@ static void two_steps(StepTime t[2], const Config *c, int few, int more)
     }
 }
 
-/* After all stages have begun, each round of as many micro-batches as there are stages takes the
- * same time. So the time of a long step follows linearly from those of two short ones. */
+/* Once all stages work, each round of as many micro-batches as there are stages takes the same
+ * time. So the times of two short steps give the time of a long step by linear extrapolation. */
 StepTime plan_time(const Config *c)
 {
     const int n = rehearsal_micro_batches(c), round = pipeline_stages(&c->strategy),
@@ -95,8 +95,8 @@ static char *advice_for_exchanges(const Config *c, TimeUse use, double percent)
                      percent, name, name);
 }
 
-/* With pipeline stages, weights are gathered and gradients summed once per step, for every
- * grad_sync_mode. */
+/* With pipeline stages, weights are gathered and gradients are summed once per step, whatever
+ * grad_sync_mode is. */
 static char *advice_for_waiting(const Config *c, TimeUse use, double percent)
 {
     const bool in_stages = pipeline_stages(&c->strategy) > 1;

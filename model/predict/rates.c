@@ -5,9 +5,9 @@
 
 #include "kernels/runtime/error.h"
 
-/* FLOP/s of products, bytes/s, seconds, and shares. Those that say so were chosen with measured
- * steps (tests/history/2026-11-28-predicted-times.md); CUPTI: of kernels inside of steps
- * (2026-11-23-before-and-after.md there). */
+/* Rates: FLOP/s of products, bytes/s, seconds, and shares. "chosen": fitted to measured steps
+ * (tests/history/2026-11-28-predicted-times.md); "CUPTI": measured on kernels inside steps
+ * (2026-11-23-before-and-after.md in the same folder). */
 typedef enum {
     RATE_FP8,
     RATE_BF16,
@@ -16,41 +16,41 @@ typedef enum {
     RATE_ATTENTION_BACKWARD,
     RATE_MEMORY,  /* bytes of all operations except the operations of adapters */
     RATE_ADAPTER, /* bytes of operations of adapters */
-    /* share of a GEMM's bytes that takes time next to its products */
+    /* share of the time of a GEMM's bytes that its products do not hide */
     RATE_EXPOSED,
-    RATE_START,      /* the start of an operation */
-    RATE_HOST,       /* copies from or to the host */
-    RATE_UPDATE,     /* copies of an update, both ways at once, each way */
-    RATE_HOST_TAKES, /* share of a copy's time that computation next to it loses */
-    RATE_GATHER,     /* rings of all-gathers in a host */
-    RATE_SUM,        /* rings of sums in a host */
+    RATE_START,      /* time to start an operation */
+    RATE_HOST,       /* copies between host and device */
+    RATE_UPDATE,     /* copies of an update, in both directions at once; rate of each direction */
+    RATE_HOST_TAKES, /* share of a copy's time that concurrent computation loses */
+    RATE_GATHER,     /* rings of all-gathers inside a host */
+    RATE_SUM,        /* rings of sums inside a host */
     RATE_PEER,       /* messages between two GPUs */
-    RATE_SUM_TAKES,  /* as RATE_HOST_TAKES */
-    RATE_NEAR,       /* a step of a ring in a host */
-    RATE_FAR,        /* a step of a ring between hosts */
+    RATE_SUM_TAKES,  /* as RATE_HOST_TAKES, for sums */
+    RATE_NEAR,       /* time of one step of a ring inside a host */
+    RATE_FAR,        /* time of one step of a ring between hosts */
     NUM_RATES
 } Rate;
 
 static const double rates[NUM_RATES] = {
     [RATE_FP8] = 1395e12, /* chosen with 7B and 8B; 1,359 to 1,453 by CUPTI */
-    [RATE_BF16] = 715e12, /* the head's GEMMs, CUPTI */
+    [RATE_BF16] = 715e12, /* CUPTI, the head's GEMMs */
     [RATE_F32] = 40e12,   /* not measured */
-    /* time at 2 x 8192 minus that at 8 x 2048; 7 % less, as CUPTI counts */
+    /* time at 2 x 8192 minus time at 8 x 2048 tokens; 7 % less than the value by CUPTI */
     [RATE_ATTENTION] = 663e12,
-    [RATE_ATTENTION_BACKWARD] = 544e12, /* the same */
+    [RATE_ATTENTION_BACKWARD] = 544e12, /* time at 2 x 8192 minus time at 8 x 2048 tokens */
     /* chosen; 3.6 by CUPTI on an H200, whose memory is faster */
     [RATE_MEMORY] = 3.3e12,
     [RATE_ADAPTER] = 2.0e12, /* chosen with adapters of 7B */
     /* SwiGLU's backward adds 0.31 ms to the GEMM in whose kernel it is */
     [RATE_EXPOSED] = 0.5,
     [RATE_START] = 2.5e-6, /* idle time between kernels, CUPTI */
-    [RATE_HOST] = 54.4e9,  /* pinned, PCIe 5 */
-    /* chosen with moments of 7B on the host: 13.9 GB each way in 0.42 s */
+    [RATE_HOST] = 54.4e9,  /* pinned memory, PCIe 5 */
+    /* chosen with moments of 7B on the host: 13.9 GB in each direction in 0.42 s */
     [RATE_UPDATE] = 33e9,
-    /* a loop of GEMMs next to copies both ways loses 13 % */
+    /* a loop of GEMMs loses 13 % while copies run in both directions */
     [RATE_HOST_TAKES] = 0.1,
     [RATE_GATHER] = 335e9, /* NCCL's copy engines, four H200s */
-    /* NCCL, BF16, 256 and 512 MiB on two H200s; 308 on four */
+    /* NCCL, BF16, 256 and 512 MiB on two H200s; 308e9 on four */
     [RATE_SUM] = 240e9,
     /* NCCL in a window, 192 and 256 MiB between two H200s */
     [RATE_PEER] = 340e9,
@@ -85,7 +85,7 @@ static double products_per_second(const Event *e)
     return rate(e->bits == 8 ? RATE_FP8 : e->bits == 16 ? RATE_BF16 : RATE_F32);
 }
 
-/* Products hide a part of the bytes that a GEMM moves. */
+/* The GEMM's products hide a part of the bytes that it moves. */
 static double device_seconds(const Event *e)
 {
     const double bytes = e->bytes * (e->flops > 0 && !is_attention(e) ? rate(RATE_EXPOSED) : 1);
@@ -96,7 +96,7 @@ static double device_seconds(const Event *e)
 
 /* ---- ranks ----------------------------------------------------------------------------------- */
 
-/* How many ranks of its group are on a rank's host. */
+/* How many ranks of its group are on a rank's own host. */
 static int neighbours_on_host(const Topology *p, Ranks g)
 {
     const int first = p->rank / p->gpus_per_host * p->gpus_per_host,
@@ -107,7 +107,7 @@ static int neighbours_on_host(const Topology *p, Ranks g)
     return n;
 }
 
-/* A rank that is this many stages away, in a ring. */
+/* Whether the rank that is this many stages away, in the ring of stages, is on the same host. */
 static bool is_on_host(const Topology *p, int stages)
 {
     const int all = p->mesh.size[MESH_PIPELINE], each = mesh_ranks(&p->mesh) / all;
@@ -121,7 +121,7 @@ static double network(const Topology *p)
     return p->network * 1e9;
 }
 
-/* A ring enters a host once, by the links of all of its ranks there. */
+/* A ring enters a host once, over the links of all of its ranks on this host. */
 static double ring_seconds(const Event *e, const Topology *p)
 {
     const int size = mesh_group_size(&p->mesh, e->ranks), here = neighbours_on_host(p, e->ranks),
@@ -133,7 +133,7 @@ static double ring_seconds(const Event *e, const Topology *p)
            rounds * ((size - hosts) * rate(RATE_NEAR) + (hosts > 1 ? hosts * rate(RATE_FAR) : 0));
 }
 
-/* What goes to ranks of other hosts goes by the rank's own link. */
+/* Data for ranks of other hosts goes over the rank's own link. */
 static double exchange_seconds(const Event *e, const Topology *p)
 {
     const int size = mesh_group_size(&p->mesh, e->ranks), here = neighbours_on_host(p, e->ranks);
@@ -161,7 +161,7 @@ double rates_seconds(const Event *e, const Topology *p)
                                       : ring_seconds(e, p);
 }
 
-/* Between hosts a sum waits for the network most of the time. */
+/* A sum between hosts waits for the network most of the time. */
 double rates_taken(const Event *e, const Topology *p)
 {
     if (e->queue == QUEUE_COMPUTE || e->kind != EVENT_WORK)

@@ -3,18 +3,18 @@
 #pragma once
 #include "model/predict/rehearsal.h"
 
-/* Where the ranks are: `network` GB/s of each GPU to other hosts (10^9 bytes; 0: there is one
- * host). */
+/* The placement of ranks on hosts. `network`: GB/s of each GPU to other hosts (10^9 bytes); 0:
+ * there is one host. */
 typedef struct {
     Mesh mesh;
     int rank, gpus_per_host;
     double network;
 } Topology;
 
-/* Seconds that an event's work takes; and seconds by which it slows down computation that runs at
- * the same time. */
+/* rates_seconds: the seconds that an event's work takes. rates_taken: the seconds by which it slows
+ * down concurrent computation. */
 double rates_seconds(const Event *e, const Topology *p);
 double rates_taken(const Event *e, const Topology *p);
 
-/* Dense FLOP/s of operands of `bits`, of the data sheet. */
+/* Dense FLOP/s for operands of `bits` bits, by the data sheet. */
 double rates_peak(int bits);

@@ -1,4 +1,4 @@
-/* Writes down what a step queues. */
+/* Records what a step queues. */
 #include "model/predict/rehearsal.h"
 
 #include <stdlib.h>
@@ -16,13 +16,13 @@
 typedef struct {
     Rehearsal *r;
     Queue queue;
-    /* of the part that is queued; UNIT_NONE between parts, UNIT_UPDATE after the last one */
+    /* unit of the part that is queued; UNIT_NONE between parts, UNIT_UPDATE after the last part */
     int unit;
-    /* the first event since the last part, which belongs to the next one */
+    /* first event after the last complete part; it belongs to the next part */
     int open;
 } Recorder;
 
-/* A mark of this watch: its number when it was queued last. */
+/* A mark in a rehearsal: its number when it was queued last. */
 typedef struct {
     int number;
 } Number;
@@ -111,7 +111,7 @@ static void count_traffic(Recorder *w, Event *e, const Operation *o)
     size_t i = 0;
     while (strcmp(names[i].name, o->name) != 0)
         CHECK(++i < sizeof names / sizeof names[0], "%s: no kind of traffic", o->name);
-    /* its part, which it writes last */
+    /* of a scattered sum, this rank's part, which is the last operand */
     const Access *a = &o->access[names[i].what == SENT_SCATTERED_SUMS ? o->count - 1 : 0];
     const size_t ranks = (size_t)comm_group_size(o->ranks),
                  stays = names[i].what == SENT_EXCHANGES ? a->bytes / ranks : 0;
@@ -147,7 +147,7 @@ static bool record(void *recorder, const Operation *o)
 
 /* ---- the step -------------------------------------------------------------------------------- */
 
-/* As train.c's. */
+/* Runs a training step as train.c does. */
 static void step(Model *m, ParamStore *store, const Config *c, Recorder *w, int micro_batches)
 {
     const size_t numel = (size_t)micro_batches * (size_t)m->text.attn.B * (size_t)m->text.T;
@@ -193,8 +193,8 @@ static void rehearse_step(Rehearsal *r, Recorder *w, Model *m, ParamStore *store
     r->sent[SENT_HOST_VALUES] = comm_sent(SENT_HOST_VALUES) - host_values;
 }
 
-/* Before the first step that counts there is another: then weights that stay are there, and marks
- * exist. */
+/* A step that does not count runs before the first step that counts: after it, kept weights are in
+ * memory and marks exist. */
 void rehearse(Rehearsal *r, const int *micro_batches, int count, const Config *c, int stage)
 {
     static const WatchedQueues queues = { use_queue, mark, wait_for, unmark, use_unit };
@@ -211,7 +211,7 @@ void rehearse(Rehearsal *r, const int *micro_batches, int count, const Config *c
     for (int i = 0; i < count; i++)
         rehearse_step(&r[i], &recorder, &m, &store, c, micro_batches[i]);
     after = (Rehearsal){ 0 };
-    recorder.r = &after; /* what the end queues */
+    recorder.r = &after; /* records the work that the end of the rehearsal queues */
     model_rehearsed(&m, &store);
     comm_pretend(NULL, 0);
     operations_watch(other);

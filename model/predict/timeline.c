@@ -7,7 +7,7 @@
 #include "kernels/runtime/error.h"
 #include "model/shape/units.h"
 
-/* Messages of a stage to a neighbour, by the times at which they arrive. */
+/* Messages of a stage to a neighbour: their arrival times. */
 typedef struct {
     double *at;
     int count, capacity, taken;
@@ -16,16 +16,16 @@ typedef struct {
 typedef struct {
     const Rehearsal *r;
     Topology topology;
-    int *line[NUM_QUEUES]; /* [count[q]] its events, in order */
+    int *line[NUM_QUEUES]; /* [count[q]] events of queue q, in order */
     int count[NUM_QUEUES], next[NUM_QUEUES];
-    double at[NUM_QUEUES]; /* when its last event ended */
-    double *mark;          /* [marks] when it was reached; NAN: not yet */
-    /* the use of the queue's last work; [marks] the use of the last work before the mark */
+    double at[NUM_QUEUES]; /* when the last event of the queue ended */
+    double *mark;          /* [marks] when the mark was reached; NAN: not yet */
+    /* use of the queue's last work; [marks] use of the last work before the mark */
     TimeUse last[NUM_QUEUES], *cause;
-    /* [events] of computation: time that work on other queues takes from it */
+    /* [events] for computation: time that work on other queues takes from it */
     double *taken;
-    Messages to[2]; /* by Neighbour */
-    /* busy: the queue of computation works */
+    Messages to[2]; /* messages to each Neighbour */
+    /* busy: time in which the compute queue works */
     double use[NUM_OWNERS][NUM_USES], exposed[NUM_USES], busy;
     const ModelConfig *config;
 } Stage;
@@ -41,7 +41,7 @@ static void open_stage(Stage *s, const Rehearsal *r, const Topology *topology, i
     s->mark = xcalloc((size_t)r->marks + 1, sizeof *s->mark);
     s->cause = xcalloc((size_t)r->marks + 1, sizeof *s->cause);
     s->taken = xcalloc((size_t)r->count + 1, sizeof *s->taken);
-    /* by work that is queued already, from computation that is queued next */
+    /* time that work queued already takes from the computation that is queued next */
     double taken = 0;
     for (int i = 0; i < r->count; i++) {
         const Event *e = &r->event[i];
@@ -90,7 +90,7 @@ static TimeUse use_of(const Event *e)
     return e->queue == QUEUE_COMPUTE ? USE_SUM : of_queue[e->queue];
 }
 
-/* `waits`: for the queue whose mark it is, or for the neighbour whose message it is. */
+/* `waits`: the queue of the mark, or the neighbour that sends the message. */
 static void add_time(Stage *s, const Event *e, bool waits, double seconds)
 {
     const TimeUse use = e->kind == EVENT_WAIT ? s->cause[e->mark] : use_of(e);
@@ -118,7 +118,7 @@ static double receive(Stage *all, int stages, int stage, int neighbour)
     return m->taken < m->count ? m->at[m->taken++] : NAN;
 }
 
-/* The next event of a queue. False: it cannot begin yet. */
+/* Simulates the next event of a queue. Returns false if it cannot begin yet. */
 static bool advance(Stage *all, int stages, int stage, int q)
 {
     Stage *s = &all[stage];

@@ -3,9 +3,9 @@
 #pragma once
 #include "model/predict/rates.h"
 
-/* Owner: the part of the model that uses the time. TimeUse: what the time is used for. CONTEXT,
- * TENSOR: all exchanges of these ranks, on any queue. WAITING: the compute queue waits for weights,
- * sums, copies, other ranks or other stages. */
+/* Owner: the part of the model that uses the time. TimeUse: the use of the time. CONTEXT, TENSOR:
+ * all exchanges of context or tensor ranks, on any queue. WAITING: the compute queue waits for
+ * weights, sums, copies, other ranks or other stages. */
 typedef enum { OWNER_EMBEDDING, OWNER_BLOCKS, OWNER_HEAD, OWNER_UPDATE, NUM_OWNERS } Owner;
 typedef enum {
     USE_COMPUTE,
@@ -21,14 +21,15 @@ typedef enum {
 
 /* Times of the stage whose compute queue works longest. */
 typedef struct {
-    double seconds; /* seconds of a step */
+    double seconds; /* time of the step in seconds */
     double use[NUM_OWNERS][NUM_USES];
-    /* seconds by what the compute queue does or waits for; the sum is the time of the queue */
+    /* seconds by activity of the compute queue, including waits; the sum is the time of the
+     * queue */
     double exposed[NUM_USES];
-    int stage;           /* the number of that stage */
-    double device, host; /* planned bytes of memory: the maximum over ranks */
+    int stage;           /* number of this stage */
+    double device, host; /* planned bytes of memory: maximum over ranks */
 } StepTime;
 
-/* A step of `stages` rehearsals, of the first rank of each stage in this topology. */
+/* Predicts the time of a step from `stages` rehearsals: one of the first rank of each stage. */
 StepTime timeline_step(const Rehearsal *r, int stages, const Topology *topology,
                        const ModelConfig *c);

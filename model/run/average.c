@@ -25,7 +25,7 @@ static bool has_any(const ParamStore *store, int u)
     return store->shard[u].slice[TRAINED].count > 0;
 }
 
-/* The number of snapshots in the average, by the settings of `c`. */
+/* Number of snapshots in the average, by the settings of `c`. */
 static long snapshots(const ParamStore *store, const Config *c)
 {
     const StateCounts *n = &store->counts;
@@ -55,7 +55,7 @@ void average_step(ParamStore *store, const Config *c, long step)
 
 bool average_is_complete(const ParamStore *store, const Config *c, const TrainState *s)
 {
-    /* with reset_trainer_state the snapshots are from steps before the reset */
+    /* with reset_trainer_state, the snapshots come from steps before the reset */
     const bool began_anew = s->step == 0;
     return !began_anew && is_due(s->step, c->average.last * c->average.every) &&
            snapshots(store, c) == c->average.last;

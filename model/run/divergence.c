@@ -37,7 +37,8 @@ void divergence_warn(Run *r, const StepStats *t)
     r->diverged = diverged;
 }
 
-/* Saves the state and ends the run; what: what has happened, except for the step. */
+/* Saves the state and ends the run. what: text for the message: what has happened, except for the
+ * step. */
 static _Noreturn void end(Run *r, long step, const char *what, const char *advice)
 {
     const Config *c = r->config;
@@ -89,7 +90,7 @@ void divergence_end(Run *r, int steps)
                            steps == 1   ? "the run ends with a step"
                            : steps == 2 ? "the run ends with two steps"
                                         : "the third step in a row");
-    warn("step %ld: %s", r->state.step, what); /* now, as the disk may be full */
+    warn("step %ld: %s", r->state.step, what); /* warns now, because the disk may be full */
     end(r, r->state.step, what,
         all ? "No step of this run was finite: check the loaded model and the data" : REMEDY);
 }
@@ -98,6 +99,6 @@ void divergence_end_spike(Run *r, const TrainState *before)
 {
     const long step = r->state.step;
     r->state = *before;
-    r->unproven = false; /* the loss of a spike is finite */
+    r->unproven = false; /* a spike's loss is finite */
     end(r, step, "a spike ends the run (spikes=stop)", REMEDY ", or continue with --spikes=skip");
 }

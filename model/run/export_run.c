@@ -8,7 +8,7 @@
 #include "model/config/export_options.h"
 #include "model/calibrate/calibrate.h"
 
-/* Checks all inputs before it creates anything. */
+/* Checks all inputs before it creates files. */
 static void export_calibrated(const ExportOptions *o)
 {
     Export x = export_open(o);

@@ -1,5 +1,5 @@
-/* Continues one prompt after the other. All ranks run the same passes, each through the units of
- * its stage; a rank that has the head chooses the tokens. */
+/* Continues the prompts one by one. All ranks run the same passes, each through the units of its
+ * stage; a rank that has the head chooses the tokens. */
 #include "model/run/generate.h"
 
 #include <jansson.h>
@@ -33,7 +33,7 @@ typedef struct {
     Model model;
     ParamStore store;
     Prompts prompts;
-    ShownImages *images;             /* NULL: prompts show none */
+    ShownImages *images;             /* NULL: prompts show no images */
     const void **rows;               /* pointers to features, one for each token of a prompt */
     int stop[MOST_STOPS + 1], stops; /* tokens that end a text */
     float *logits;
@@ -52,7 +52,7 @@ static bool is_stop(const Generator *g, int token)
     return false;
 }
 
-/* Reads "eos_token_id" of a file, a number or a list; false if it has none. */
+/* Reads "eos_token_id" of a file, a number or a list. Returns false if the file has none. */
 static bool read_stops(Generator *g, const char *folder, const char *file)
 {
     json_t *o = file_json(folder, file, 0), *eos = json_object_get(o, "eos_token_id");
@@ -71,8 +71,8 @@ static bool read_stops(Generator *g, const char *folder, const char *file)
 }
 
 /* As in transformers' generate, generation_config.json comes before config.json. If a folder of
- * adapters has neither eos, that of their base is used. A given model.eos_token_id is added. Rank 0
- * reads, so that all ranks end at the same token. */
+ * adapters names no eos, the eos of their base is used. model.eos_token_id is added if it is given.
+ * Rank 0 reads the files, so that all ranks end at the same token. */
 static void find_stops(Generator *g, const char *folder)
 {
     const char *base = adapter_is(folder) ? g->config.model.lora.base_path : folder;
@@ -88,7 +88,7 @@ static void find_stops(Generator *g, const char *folder)
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-/* Limits caches and rotary tables to the longest prompt with its continuation. */
+/* Limits caches and rotary tables to the length of the longest prompt with its continuation. */
 static void set_length(Generator *g)
 {
     ModelConfig *m = &g->config.model;
@@ -175,7 +175,7 @@ static void use_images(Generator *g, int prompt)
     model_use_images(&g->model, (ImageRows){ g->rows, shown_images_f32(g->images) ? F32 : BF16 });
 }
 
-/* Fills g->tokens; returns how many there are. */
+/* Fills g->tokens. Returns the number of tokens. */
 static int continue_prompt(Generator *g, int prompt)
 {
     const int length = prompts_length(&g->prompts, prompt),
@@ -215,9 +215,9 @@ static void print_continuation(const Generator *g, int prompt, int count)
 
 /* ---- speed ----------------------------------------------------------------------------------- */
 
-/* The time of one pass over all weights that a token reads, measured with a kernel that only
- * searches for non-finite values. An untied embedding, unit 0, is left out: a token reads only one
- * row. */
+/* The time of one pass over all weights that the computation of a token reads. It is measured with
+ * a kernel that only searches for non-finite values. An untied embedding (unit 0) is left out: a
+ * token reads only one of its rows. */
 static double reading_seconds(const ParamStore *store, bool tied)
 {
     DeviceMark *from = NULL, *to = NULL;
@@ -230,7 +230,7 @@ static double reading_seconds(const ParamStore *store, bool tied)
             const Tensor codes = tensor_flat(floats, s[QUANTIZED].count / sizeof(float));
             if (s[FROZEN].count > 0)
                 find_not_finite((int *)store->square_sum, s[FROZEN].stored, false);
-            /* codes read as floats, to measure the time */
+            /* reads codes as floats, only to measure the time */
             if (s[QUANTIZED].count > 0)
                 find_not_finite((int *)store->square_sum, codes, false);
         }

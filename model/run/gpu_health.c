@@ -18,14 +18,14 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/agree.h"
 
-/* Readings since the last line: sums, and all faults. */
+/* Readings since the last line: sums of values, and all faults. */
 typedef struct {
     int n, slowed;
     double power, temperature, sm_clock, memory_clock, power_capped;
     unsigned faults;
 } Window;
 
-/* Values combined over ranks. */
+/* Values that are combined over ranks. */
 enum {
     SUM_RANKS,
     SUM_POWER,
@@ -45,10 +45,10 @@ enum { MAX_POWER, MAX_TEMPERATURE, MAX_SLOWNESS, MAX_SECONDS, NUM_MAXIMA };
 
 struct GpuHealth {
     Log *log;
-    /* minimum steps between lines; first step of the next line */
+    /* minimum number of steps between lines; first step of the next line */
     long interval, next;
     double seconds;
-    bool reads; /* this rank's device gives readings */
+    bool reads; /* whether this rank's device gives readings */
     pthread_t thread;
     pthread_mutex_t mutex; /* guards all members up to `stop` */
     pthread_cond_t wake;
@@ -57,9 +57,9 @@ struct GpuHealth {
     double at;
     bool stop;
     double sum[NUM_SUMS], max[NUM_MAXIMA]; /* values of this rank at the last line */
-    /* this rank's counter at the start, and at the last line */
+    /* this rank's energy counter at the start, and at the last line */
     double first_energy, energy, energy_at;
-    double named_errors; /* uncorrectable errors in the last message */
+    double named_errors; /* number of uncorrectable errors in the last message */
     unsigned named;
     long tokens, step; /* tokens and step at the last line; the time of this line */
     double time;
@@ -136,8 +136,8 @@ static const struct {
     [FAULT_REMAP_FAILED] = { "a row of its memory is faulty and has no spare one", "Replace it" },
 };
 
-/* Every rank warns about its own GPU, once for each fault, and again if uncorrectable errors
- * increase. */
+/* Every rank warns about its own GPU: once for each fault, and again if the number of uncorrectable
+ * errors increases. */
 static void name_faults(GpuHealth *h, unsigned seen, const DeviceHealth *d)
 {
     if (d->ecc_uncorrected > h->named_errors) {
@@ -163,13 +163,13 @@ static void name_faults(GpuHealth *h, unsigned seen, const DeviceHealth *d)
 
 /* ---- over ranks ------------------------------------------------------------------------------ */
 
-/* NAN would make the maximum over ranks unknown, too. */
+/* A NAN would make the maximum over ranks unknown, too. */
 static double known(double x)
 {
     return isnan(x) ? -INFINITY : x;
 }
 
-/* Updates this rank's part from the readings since the last line; without readings it stays. */
+/* Updates this rank's values from the readings since the last line. Without readings they stay. */
 static void take_window(GpuHealth *h)
 {
     pthread_mutex_lock(&h->mutex);
@@ -220,7 +220,7 @@ static void write_line(Log *log, long step, const double *sum, const double *max
     set(o, "system/gpu_power_watts_max", max[MAX_POWER]);
     set(o, "system/gpu_power_limit_watts", sum[SUM_LIMIT] / n);
     set(o, "system/gpu_energy_joules", sum[SUM_ENERGY]);
-    /* set if all ranks have readings */
+    /* true if all ranks have readings */
     set(o, "system/tokens_per_joule", n == comm_size() ? rate / sum[SUM_POWER] : NAN);
     set(o, "system/gpu_temperature_celsius", sum[SUM_TEMPERATURE] / n);
     set(o, "system/gpu_temperature_celsius_max", max[MAX_TEMPERATURE]);
@@ -250,7 +250,8 @@ void gpu_health_step(GpuHealth *h, long step, long tokens)
     comm_max(max, NUM_MAXIMA);
     if (h->log && sum[SUM_RANKS] > 0)
         write_line(h->log, step, sum, max, (double)(tokens - h->tokens) / max[MAX_SECONDS]);
-    /* Two readings later. All ranks compute the same from the slowest one's time. */
+    /* The next line comes two readings later. All ranks compute its step from the time of the
+     * slowest rank. */
     const double steps = 2 * h->seconds * (double)(step - h->step) / max[MAX_SECONDS];
     h->next = step + h->interval * (long)fmax(1, ceil(steps / (double)h->interval));
     h->next -= h->next % h->interval;
@@ -286,8 +287,8 @@ GpuHealth *gpu_health_open(Log *log, long interval, long step, long tokens, doub
     return h;
 }
 
-/* NOTE: a driver that does not answer must not keep a run from ending: then the thread and its
- * memory are left to the system. */
+/* NOTE: a driver that does not answer must not keep a run from ending. In this case the thread and
+ * its memory are left to the operating system. */
 void gpu_health_close(GpuHealth *h)
 {
     if (!h)

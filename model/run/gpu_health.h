@@ -1,9 +1,9 @@
-/* The state of the GPUs: in metrics.jsonl, and warnings about faults. A thread of each rank reads
- * its own GPU once a second; about every two seconds, at a multiple of console_log_interval, the
- * ranks combine their readings and rank 0 writes a line:
+/* Reports the state of the GPUs in metrics.jsonl, and warns about faults. A thread of each rank
+ * reads its own GPU once a second; about every two seconds, at a multiple of console_log_interval,
+ * the ranks combine their readings and rank 0 writes a line:
  *
- *   system/gpu_power_watts               mean over GPUs, since the last such line, by their energy counters
- *   system/gpu_power_watts_max           of the GPU with the highest power
+ *   system/gpu_power_watts               mean over GPUs since the last such line, by their energy counters
+ *   system/gpu_power_watts_max           power of the GPU with the highest power
  *   system/gpu_power_limit_watts         mean of the enforced limits
  *   system/gpu_energy_joules             sum over all GPUs, since this process started
  *   system/tokens_per_joule              tokens of the run / energy of all GPUs, since the last such line
@@ -16,18 +16,19 @@
  *   system/gpus_at_fault                 number of GPUs with a fault of kernels/runtime/device.h
  *
  * Clocks and temperatures are means over the readings since the last such line. Values that no
- * driver reports are left out; without NVML, and on the CPU, all are. Each rank warns once about
- * each fault of its GPU. */
+ * driver reports are left out; without NVML, and on the CPU, all values are left out. Each rank
+ * warns once about each fault of its GPU. */
 #pragma once
 #include "model/run/log.h"
 
 typedef struct GpuHealth GpuHealth;
 
-/* All ranks call. `interval`: console_log_interval; `step`, `tokens`: done before; `seconds`:
- * between two readings. NULL if no rank's device gives readings: then the other calls do
- * nothing. */
+/* Starts the thread. All ranks must call this. `interval`: console_log_interval; `step`, `tokens`:
+ * steps and tokens of earlier processes; `seconds`: time between two readings. Returns NULL if no
+ * rank's device gives readings; the other functions then do nothing. */
 GpuHealth *gpu_health_open(Log *log, long interval, long step, long tokens, double seconds);
 
-/* After a step; `tokens`: done by all ranks. All ranks call. Does not wait for a reading. */
+/* Call after a step on all ranks; `tokens`: trained on by all ranks so far. Does not wait for a
+ * reading. */
 void gpu_health_step(GpuHealth *h, long step, long tokens);
 void gpu_health_close(GpuHealth *h);

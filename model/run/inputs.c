@@ -20,7 +20,7 @@ void inputs_agree(const Config *c)
     comm_agree("checkpoints to continue", text_hash(c->load_folder ? c->load_folder : ""));
 }
 
-/* Returns the list of rank 0: `count` numbers of `size` bytes. */
+/* Broadcasts the list of rank 0: `count` elements of `size` bytes. */
 static void *broadcast_list(void *own, size_t count, size_t size)
 {
     void *list = comm_rank() == 0 ? own : xmalloc(size * count + 1);

@@ -1,9 +1,10 @@
-/* Inputs that must be the same on all ranks before a run begins. All ranks call each function. */
+/* Inputs that must be the same on all ranks before a run begins. All ranks must call each
+ * function. */
 #pragma once
 #include "data/prompts.h"
 #include "model/shape/config.h"
 
-/* Dies unless all ranks have the same configuration and load from the same folder. */
+/* Dies unless all ranks have the same configuration and load the same folder. */
 void inputs_agree(const Config *c);
 
 /* Rank 0 calls prompts_read, with space for a token after each prompt in m->max_sequence_length,

@@ -1,4 +1,4 @@
-/* The run's log. metrics.jsonl is the source of truth: one JSON object per step, with OLMo's metric
+/* The run's log. The main output is metrics.jsonl: one JSON object per step, with OLMo's metric
  * names. */
 #include "model/run/log.h"
 
@@ -23,15 +23,15 @@ struct Log {
     int world;
     Metrics metrics;
     double speed_of_light;
-    double *time;         /* ring of speed_window + 1 step ends, seconds */
-    long steps;           /* logged by this process */
-    double start, paused; /* paused: when log_pause was called */
+    double *time;         /* ring of speed_window + 1 times in seconds, at which steps ended */
+    long steps;           /* number of steps that this process logged */
+    double start, paused; /* time of the start in seconds; paused: time when log_pause was called */
     double *loss;         /* finite losses of this process's steps */
     long losses, capacity, first_step;
-    char *from; /* eval_only: the loaded folder; else NULL */
+    char *from; /* with eval_only: the loaded folder; else NULL */
 };
 
-/* The metric's name of an evaluator's loss or perplexity. */
+/* The name of an evaluator's metric: loss or perplexity. */
 static char *eval_name(const char *label, const char *what)
 {
     return xasprintf("eval/%s/%s", label, what);
@@ -106,7 +106,7 @@ void log_object(Log *l, json_t *object)
         json_decref(object);
 }
 
-/* JSON has no infinity. */
+/* JSON has no infinity, so such values become null. */
 void log_set(json_t *object, const char *name, double value)
 {
     json_object_set_new(object, name, isfinite(value) ? json_real(value) : json_null());
@@ -151,7 +151,7 @@ static void print_step(const Log *l, const StepStats *s, double speed)
     fflush(stdout);
 }
 
-/* The share of each source of data.mix. */
+/* Adds the share of each source of data.mix. */
 static void set_mix(json_t *o, const Config *c, const uint32_t *share, long step)
 {
     for (int i = 0; i < c->data.num_mix; i++) {
@@ -212,7 +212,7 @@ void log_step(Log *l, const StepStats *s)
     double t = clock_seconds();
     l->steps++;
     long past = l->steps < window ? l->steps : window;
-    /* leave out the first step, which also chooses algorithms and grows buffers */
+    /* the first step does not count: it also chooses algorithms and grows buffers */
     if (past == l->steps && past > 1)
         past--;
     double before = l->time[(l->steps - past) % (window + 1)];

@@ -7,55 +7,57 @@
 #include "model/update/spikes.h"
 
 typedef struct {
-    long step, tokens; /* steps and tokens done, this one included */
-    /* this step's sequences of each source of data.mix, if there is one */
+    long step, tokens; /* number of steps and tokens, this step included */
+    /* number of this step's sequences from each source of data.mix, if there is a mixture */
     const uint32_t *share;
-    long labels; /* targets of the global batch */
-    /* means per label of the global batch, NaN without any; zloss is not weighted */
+    long labels; /* number of targets of the global batch */
+    /* means per label of the global batch, NaN without labels; zloss is not weighted */
     double loss, zloss;
     double grad_norm, clip, lr; /* clip: factor of the gradient */
-    double exposed_ms;          /* time that this rank's computation waited for communication */
+    /* time for which this rank's computation waited for communication */
+    double exposed_ms;
     /* whether the gradient norm and, if there are labels, the loss are finite */
     bool finite;
     bool spike, skipped; /* skipped: no update was made */
     SpikeScores scores;
 } StepStats;
 
-/* speed: tokens per second of a rank; light: as a share of the device's peak (0: unknown); memory:
- * bytes in use; seconds_left: to the end of the run */
+/* speed: tokens per second of a rank; light: speed as a share of the device's peak (0: unknown);
+ * memory: bytes in use; seconds_left: time to the end of the run */
 typedef struct {
     double speed, light, memory, seconds_left;
 } Progress;
 
-/* The terminal's line of a step: at most 100 columns for up to 999,999 steps; all other values are
- * in metrics.jsonl. */
+/* Writes the terminal's line of a step: at most 100 columns for up to 999,999 steps. All other
+ * values are only in metrics.jsonl. */
 void log_line(char *line, size_t size, const StepStats *s, long steps, const Progress *p);
 
 typedef struct Log Log;
 
 /* Opens save_folder/metrics.jsonl for appending. `last_step`: the last step of this run.
- * `first_step`: steps done before. If the run `resumes`, existing metrics up to first_step stay,
- * else none. Dies if another process trains in save_folder. Returns NULL on ranks other than 0, for
- * which every call does nothing. `shape`: of all units, to show the share of peak speed; NULL: hide
- * it. */
+ * `first_step`: number of earlier steps. If the run `resumes`, existing metrics up to first_step
+ * stay; otherwise they are deleted. Dies if another process trains in save_folder. Returns NULL on
+ * ranks other than 0, and every function does nothing for NULL. `shape`: layouts of all units, to
+ * show the share of peak speed; NULL: the share is not shown. */
 Log *log_open(const Config *c, const UnitLayout *shape, RunLength length, long last_step,
               long first_step, bool resumes, int world);
 
-/* The same for eval_only with the model of the folder `from`: appends to save_folder/eval.jsonl, if
- * there is a save_folder. */
+/* As log_open, for eval_only with the model of the folder `from`: appends to
+ * save_folder/eval.jsonl, if there is a save_folder. */
 Log *log_open_eval(const Config *c, const char *from);
 
 void log_step(Log *l, const StepStats *s);
 void log_eval(Log *l, long step, const EvalResult *r);
 void log_downstream(Log *l, long step, const DownstreamResult *r);
-/* Whether an earlier process wrote the metrics of evaluator i at first_step. Only rank 0 knows. */
+/* Whether an earlier process wrote the metrics of evaluator i at first_step. Only rank 0 knows
+ * this. */
 bool log_evaluated(const Log *l, int i);
 bool log_sampled(const Log *l); /* whether an earlier process wrote the samples of first_step */
-void log_pause(Log *l);         /* the speed excludes the time from here to log_resume */
+void log_pause(Log *l);         /* the speed excludes the time between log_pause and log_resume */
 void log_resume(Log *l);
 
-/* Writes a JSON object, whose first key is "step", as a line of metrics.jsonl, adding the Unix
- * "time" in seconds, and frees it. */
+/* Writes a JSON object, whose first key is "step", as a line of metrics.jsonl, with the Unix "time"
+ * in seconds added. Frees the object. */
 struct json_t;
 void log_object(Log *l, struct json_t *object);
 /* writes null if the number is not finite */

@@ -9,7 +9,7 @@
 
 #include "kernels/runtime/error.h"
 
-/* Drops all lines after those of step `last`, and an incomplete last line. */
+/* Deletes all lines after the lines of step `last`, and an incomplete last line. */
 static void drop_later_steps(Metrics *m, long last)
 {
     FILE *in = fopen(m->path, "r");
@@ -36,8 +36,9 @@ static void drop_later_steps(Metrics *m, long last)
         die("%s: cannot drop the steps from %ld on: %s", m->path, last + 1, strerror(errno));
 }
 
-/* Two processes in one folder would mix their steps and delete each other's checkpoints. Without
- * locks in the file system nothing prevents this. The lock ends with the process. */
+/* Two processes in one folder would mix their steps and delete each other's checkpoints. So this
+ * locks the file; the lock ends with the process. If the file system has no locks, nothing prevents
+ * two processes. */
 static void lock(FILE *file, const char *folder)
 {
     if (flock(fileno(file), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)

@@ -19,7 +19,7 @@ void mixture_describe(TrainState *state, const Config *c, const Loader *l)
     }
 }
 
-/* The index of the source in `then`, or -1. */
+/* The index of the source in `then`; -1: none. */
 static int find(const TrainState *then, const char *name)
 {
     for (int i = 0; i < then->num_mix; i++)

@@ -1,4 +1,4 @@
-/* largest_channel of blocks, and when it is dangerous. */
+/* Computes largest_channel of blocks, and the limit above which it is dangerous. */
 #include "model/run/outliers.h"
 
 #include <math.h>
@@ -19,7 +19,7 @@ OutlierStats outliers_measure(const double *act, size_t rows, size_t F, double m
     const size_t ranks = (size_t)comm_group_size(channels), all_F = ranks * F;
     double *channel = xcalloc(F, sizeof *channel), *all = xmalloc(all_F * sizeof *all),
            *largest = xmalloc(ranks * sizeof *largest);
-    double sums[2] = { 0 }; /* sums of squares and of fourth powers */
+    double sums[2] = { 0 }; /* sum of squares, and sum of fourth powers */
     for (size_t i = 0; i < rows * F; i++) {
         const double x2 = act[i] * act[i];
         channel[i % F] += x2;

@@ -1,6 +1,6 @@
-/* Outliers of SwiGLU's output, the input of `down`: in long runs gate and up of a channel may align
- * and grow, until one scale for the whole FP8 tensor leaves the other channels no digits [Fishman
- * et al. 2024, arXiv 2409.12517, sec. 4]. */
+/* Outliers in the output of SwiGLU, which is the input of `down`. In long runs, gate and up of a
+ * channel may align and grow. Then, with one scale for the whole FP8 tensor, the other channels
+ * lose their digits [Fishman et al. 2024, arXiv 2409.12517, sec. 4]. */
 #pragma once
 #include <jansson.h>
 #include <stdbool.h>
@@ -9,14 +9,16 @@
 #include "kernels/runtime/mesh.h"
 #include "model/shape/recipe.h"
 
-/* kurtosis: mean(x^4) / mean(x^2)^2 of all elements: 3 for normal ones. largest_channel: the
- * largest magnitude that the tensor's scale covers / the root mean square of the median channel. */
+/* kurtosis: mean(x^4) / mean(x^2)^2 of all elements, which is 3 for a normal distribution.
+ * largest_channel: the largest magnitude that the tensor's scale covers, divided by the root mean
+ * square of the median channel. */
 typedef struct {
     double kurtosis, largest_channel;
 } OutlierStats;
 
-/* act (rows, F): a sample; most: what its scale covers, or its largest magnitude. Each rank of the
- * group has as many other channels: all call, and get the result of all channels. */
+/* act (rows, F): a sample; most: the largest magnitude that the scale covers, or that occurs. Each
+ * rank of the group has the same number of other channels. All ranks must call this; they get the
+ * result for all channels. */
 OutlierStats outliers_measure(const double *act, size_t rows, size_t F, double most,
                               Ranks channels);
 
@@ -26,12 +28,12 @@ OutlierStats outliers_measure(const double *act, size_t rows, size_t F, double m
  * micro-batches are encoded with headroom, so the limit is half. */
 double outliers_limit(const Recipe *r);
 
-/* Warns at the first measurement beyond the limit. *warned: of this block, false at first; it
- * becomes false again when the number has fallen to half the limit. */
+/* Warns at the first measurement beyond the limit. *warned: state of this block, false at first; it
+ * becomes false again when the value falls to half the limit. */
 void outliers_watch(bool *warned, long step, int block, double largest_channel, const Recipe *r,
                     bool has_adapters);
 
-/* The same for all blocks whose quant/act/BLOCK/largest_channel is in the line. warned:
+/* Calls outliers_watch for all blocks whose quant/act/BLOCK/largest_channel is in the line. warned:
  * (blocks). */
 void outliers_watch_line(bool *warned, long step, int blocks, const json_t *line, const Recipe *r,
                          bool has_adapters);

@@ -3,5 +3,6 @@
 
 double plot_mean(const double *x, long from, long to);
 
-/* n losses of the steps first to last; each column is the mean of its part of them. */
+/* Plots n losses of the steps `first` to `last`. Each column is the mean of the steps that it
+ * covers. */
 void plot(const double *loss, long n, long first, long last);

@@ -1,4 +1,4 @@
-/* kernels/fp8.c decodes and rounds everything, whichever back end stored it. */
+/* kernels/fp8.c decodes and rounds everything, whatever back end stored it. */
 #include "model/run/quant_stats.h"
 
 #include <math.h>
@@ -114,7 +114,7 @@ static void add_ranges(Stats *st, Elements s, const double *x, size_t group)
     }
 }
 
-/* Adds the relative error of a tensor q; tensors that are 0 do not count. */
+/* Adds the relative error of a tensor q. Tensors that are 0 do not count. */
 void stats_add_error(Stats *st, const float *q, const double *x, size_t n)
 {
     double error2 = 0, norm2 = 0;

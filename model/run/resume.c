@@ -1,4 +1,4 @@
-/* Compares two written configurations key by key, and columns of a recipe by value. */
+/* Compares two written configurations key by key, and the columns of a recipe by value. */
 #include "model/run/resume.h"
 
 #include <jansson.h>
@@ -15,9 +15,9 @@
 #include "model/keys/value.h"
 #include "model/keys/value_print.h"
 
-/* Keys, or sections with a final dot. Only these keys of the model: the weights' shapes show the
- * others, or loading compares them with config.json. Only lora.base of adapters: the other keys
- * come from their file. */
+/* Keys, or sections with a final dot. Only these keys of the model are compared: the shapes of
+ * weights show the others, or loading compares them with config.json. Of adapters, only lora.base
+ * is compared: their other keys come from their file. */
 static const char *const compared[] = {
     "seed",
     "recipe",
@@ -62,7 +62,7 @@ static int elements(const YamlNode *n)
     return n->kind == YAML_LIST ? n->num_children : 1;
 }
 
-/* The text of element i; a value is a list of one. */
+/* The text of element i. A single value counts as a list with one element. */
 static const char *text_of(const YamlNode *n, int i)
 {
     const YamlNode *e = n->kind == YAML_SCALAR ? n : i < n->num_children ? n->child[i] : NULL;
@@ -71,7 +71,7 @@ static const char *text_of(const YamlNode *n, int i)
                                                   : "null";
 }
 
-/* Prints a change; for lists the first element that differs. */
+/* Prints a change. For lists, prints the first element that differs. */
 static void print_change(const char *key, const YamlNode *now, const YamlNode *then)
 {
     const int n = elements(now), m = elements(then), most = n > m ? n : m;
@@ -89,7 +89,7 @@ static void print_change(const char *key, const YamlNode *now, const YamlNode *t
                i < n ? text_of(now, i) : "none", i < m ? text_of(then, i) : "none", n, m);
 }
 
-/* The default as a written configuration has it. */
+/* The default as a written configuration shows it. */
 static YamlNode *default_of(const ConfigKey *k)
 {
     Settings *s = xcalloc(1, sizeof *s);
@@ -103,8 +103,8 @@ static YamlNode *default_of(const ConfigKey *k)
 }
 
 /* Compares a column of the same recipe by its value: the recipe's row may have changed since the
- * checkpoint was saved. columns: those of that run; missing ones are not compared. asked: the
- * column is given now. */
+ * checkpoint was saved. columns: the columns of the earlier run; missing columns are not compared.
+ * asked: the user gives this column now. */
 static void compare_column(const ConfigKey *k, const Config *c, const json_t *columns, bool asked)
 {
     const char *was = resolved_column_in(columns, k);
@@ -125,7 +125,7 @@ static void compare(const Config *c, const YamlNode *now, const YamlNode *then,
     for (const ConfigKey *k = config_keys; k->name; k++) {
         const YamlNode *a = is_compared(k) ? yaml_find(now, k->name) : NULL,
                        *b = yaml_find(then, k->name);
-        /* that run had no such key yet */
+        /* the earlier run's version had no such key */
         YamlNode *usual = a && !b && k->default_text ? default_of(k) : NULL;
         if (a && same && key_column(k))
             compare_column(k, c, columns, a->text);

@@ -45,8 +45,9 @@ static long steps_later(const Run *r, const char *key, double more)
     return r->state.step + (long)more;
 }
 
-/* `key`: the configuration's name of d. Steps are 0 if it is not given. Remaining tokens or epochs
- * are converted to steps: earlier steps may have had another batch size. */
+/* The length of a run by the duration d. `key`: the configuration's name of d. If d is not given,
+ * steps are 0. Remaining tokens or epochs are converted to steps, because earlier steps may have
+ * had another batch size. */
 static RunLength run_length(const Run *r, const char *key, const Duration *d)
 {
     const Config *c = r->config;
@@ -78,7 +79,7 @@ static RunLength run_length(const Run *r, const char *key, const Duration *d)
     return n;
 }
 
-/* The batches of the next steps. */
+/* Tells the loader the batch sizes of the next steps. */
 static void set_batches(Run *r)
 {
     const Config *c = r->config;
@@ -103,7 +104,7 @@ bool run_is_over(const Run *r)
     return r->state.step >= r->last_step;
 }
 
-/* Describes the data of a checkpoint if they differ from the configured data; NULL: they do not. */
+/* Describes how the data of a checkpoint differ from the configured data; NULL: they do not. */
 static const char *other_data(const TrainState *then, const TrainState *now)
 {
     static char text[256];
@@ -126,7 +127,8 @@ static const char *other_data(const TrainState *then, const TrainState *now)
     return NULL;
 }
 
-/* Places the checkpoint's state s in the configured data. */
+/* Changes the data positions in the checkpoint's state s to positions in the configured data. Dies
+ * if the data differ and restore_dataloader is true. */
 static void continue_data(const Run *r, TrainState *s)
 {
     const Config *c = r->config;
@@ -192,9 +194,10 @@ static void load_or_initialize(Run *r)
         printf("loaded %s, beginning at step 0\n", folder);
 }
 
-/* Another max_duration moves the end of the schedule, and with it the rate of the next step. A rise
- * takes back what the decay has gained. With wsd it is an error, since --extend continues from
- * before the decay; other schedules have no such place. */
+/* Checks the learning rate of a resumed run. Another max_duration moves the end of the schedule,
+ * and changes the rate of the next step. A higher rate undoes the gain of the decay. With wsd this
+ * is an error, because --extend continues from before the decay; other schedules have no such
+ * checkpoint. */
 static void check_rate(const Run *r)
 {
     const Config *c = r->config;
@@ -227,7 +230,8 @@ static void check_rate(const Run *r)
              step, rate, c->load_folder, planned, end);
 }
 
-/* Compared to padding, where each document (or piece of a long one) would be a sequence. */
+/* Prints the gain over padding, in which each document (or piece of a long document) would be a
+ * sequence. */
 static void print_packing(const Loader *l, int T)
 {
     const PackedData p = loader_packed(l);
@@ -269,7 +273,8 @@ static void print_data(const Run *r)
     fflush(stdout);
 }
 
-/* Counts from the position in r->state, which is known before loading if nothing is loaded. */
+/* Checks that the sources of a mixture suffice for the remaining steps, from the position in
+ * r->state on. If no checkpoint is loaded, the position is known before loading. */
 static void check_mix(const Run *r)
 {
     if (r->config->data.num_mix > 0 && !run_is_over(r))
@@ -304,7 +309,7 @@ void run_check_device(const Config *c)
                     : xasprintf("--format.head=%s runs here", format_name(r->residual)));
 }
 
-/* `where`: the device. */
+/* `where`: name of the device. */
 static void print_settings(const Config *c, const char *where)
 {
     if (comm_rank() != 0)
@@ -354,7 +359,7 @@ void run_plan(const Config *c)
     memory_fit_print(c);
 }
 
-/* Prints the settings and the plan of memory too. */
+/* Also prints the settings and the memory plan. */
 static void plan_and_place(Run *r)
 {
     const Config *c = r->config;
@@ -366,8 +371,8 @@ static void plan_and_place(Run *r)
     model_alloc(&r->model, &r->store, c);
 }
 
-/* The rest of run_open for eval_only: no training data, no run to continue, and only results in the
- * folder. */
+/* Does the rest of run_open for eval_only: opens no training data, continues no run, and writes
+ * only results to the folder. */
 static void open_to_evaluate(Run *r)
 {
     const Config *c = r->config;

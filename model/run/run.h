@@ -14,33 +14,33 @@ typedef struct {
     ParamStore store;
     Loader *loader;
     TrainState state;
-    RunLength length; /* of max_duration */
-    long last_step;   /* last step: max_duration or stop_at, whichever comes first */
+    RunLength length; /* length by max_duration */
+    long last_step;   /* last step, by max_duration or stop_at: the earlier of the two */
     Log *log;
     char *validation; /* lines that describe the evaluators' data; malloc'ed */
     Samples *samples;
     Telemetry *telemetry;
     GpuHealth *health;
-    long first_step;  /* steps done before this process began */
+    long first_step;  /* number of steps before this process began */
     long saved_step;  /* step of the last checkpoint; -1: none yet */
-    bool save_is_due; /* a save is due, but was delayed by a step that was not finite */
-    /* no finite loss since saved_step: that save must not be published yet */
+    bool save_is_due; /* a save is due, but a step that was not finite delayed it */
+    /* no finite loss followed saved_step, so this save must not be published yet */
     bool unproven;
     Batch batch;     /* batch of the last step */
-    uint8_t *begins; /* of length_warmup.h */
-    bool diverged;   /* the last loss is far above that of an untrained model */
+    uint8_t *begins; /* memory of length_warmup.h */
+    bool diverged;   /* the last loss is far above the loss of an untrained model */
 } Run;
 
-/* Dies unless the device can multiply in the run's formats: all GPUs can store and convert FP8, but
- * not all can multiply it. */
+/* Dies unless the device can multiply in the run's formats. All GPUs can store and convert FP8, but
+ * not all can multiply FP8. */
 void run_check_device(const Config *c);
 
-/* A dry run: prints the memory plan, the warnings so far, and whether it fits; opens no data,
- * creates nothing, and needs a device only if device_memory is not given. */
+/* Runs a dry run: prints the memory plan, the warnings so far, and whether the plan fits. Opens no
+ * data and creates no files; needs a device only if device_memory is not given. */
 void run_plan(const Config *c);
 
 /* Opens the data, creates the save folder, places the model, initializes or loads it, and prints
- * this. With eval_only: opens only the evaluators' data, and neither loader, telemetry nor
+ * these steps. With eval_only, opens only the evaluators' data, and no loader, telemetry or
  * health. */
 void run_open(Run *r, const Config *c);
 bool run_is_over(const Run *r); /* max_duration or stop_at is reached */

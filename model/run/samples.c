@@ -17,8 +17,8 @@ struct Samples {
     const Config *config;
     Prompts prompts;
     int *text;   /* (prompts, T): prompts with their continuations */
-    int *length; /* of each */
-    bool *over;  /* complete */
+    int *length; /* length of each text */
+    bool *over;  /* whether each text is complete */
     float *logits;
 };
 
@@ -77,8 +77,9 @@ static void add_token(Samples *s, int i, const int token)
                   s->length[i] == c->model.max_sequence_length;
 }
 
-/* The token after row `row` of this rank's, on the ranks that have the head: all of a shard group
- * gather its weights. Only one of them has the text's last token there. */
+/* Returns the token after this rank's row `row`, on ranks that have the head. All ranks of a shard
+ * group must call this, because they gather the head's weights; the text's last token is on only
+ * one of them. */
 static int next_token(Samples *s, Model *m, ParamStore *store, int row)
 {
     static const Sampling greedy = { .temperature = 0, .top_p = 1 };
@@ -88,8 +89,8 @@ static int next_token(Samples *s, Model *m, ParamStore *store, int row)
     return sample_token(s->logits, m->text.config->vocab_size, &greedy, 0);
 }
 
-/* Adds a token to texts first .. first + count - 1, at most attn.B, as sequences of a micro-batch;
- * attention is causal, so tokens after a text's end have no effect. Returns whether any text got a
+/* Adds a token to texts first .. first + count - 1 (at most attn.B), as sequences of a micro-batch.
+ * Attention is causal, so tokens after a text's end have no effect. Returns whether any text got a
  * token. */
 static bool pass(Samples *s, Model *m, ParamStore *store, int first, int count, int *batch)
 {

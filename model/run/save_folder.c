@@ -34,7 +34,8 @@ void save_folder_make(const char *path)
 
 /* ---- existing content ------------------------------------------------------------------------ */
 
-/* An empty log does not count: a run on a full disk leaves one. Checkpoints count, too. */
+/* Whether the folder has content of a run: metrics or checkpoints. An empty log does not count,
+ * because a run on a full disk leaves one. */
 static bool holds_run(const char *folder)
 {
     static const char *const signs[] = { "config.yaml", "metrics.jsonl", "latest" };
@@ -50,7 +51,7 @@ static bool holds_run(const char *folder)
     return found;
 }
 
-/* Whether it is the folder, or lies in it. */
+/* Whether `path` is the folder, or lies in it. */
 static bool lies_in(const char *path, const char *folder)
 {
     char *inner = realpath(path, NULL), *outer = realpath(folder, NULL);
@@ -62,7 +63,7 @@ static bool lies_in(const char *path, const char *folder)
     return lies;
 }
 
-/* N of the folder's step<N> that is `path`, perhaps through links; -1: none is. */
+/* N of the folder's step<N> to which `path` leads, perhaps through links; -1: none. */
 static long step_in(const char *folder, const char *path)
 {
     long *steps, found = -1;
@@ -103,14 +104,15 @@ static bool continues_state(const Config *c)
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
-/* N of a path that ends with step<N>; -1: it does not. */
+/* N of a path that ends with step<N>; -1: the path ends otherwise. */
 static long step_of(const char *folder)
 {
     long step;
     return sscanf(strrchr(folder, '/'), "/step%ld", &step) == 1 ? step : -1;
 }
 
-/* Going back in a run deletes its later checkpoints, so it needs save_overwrite. */
+/* A run that continues from an earlier step deletes its later checkpoints, so it needs
+ * save_overwrite. */
 static void check_rewind(const Config *c)
 {
     char *last = folder_newest(c->save_folder), *here = realpath(c->load_folder, NULL);
@@ -125,8 +127,8 @@ static void check_rewind(const Config *c)
     free(here);
 }
 
-/* The base of adapters must not be in the folder, where a run overwrites files and deletes
- * checkpoints. */
+/* The base of adapters must not be in the save folder, because a run overwrites files and deletes
+ * checkpoints there. */
 static void check_base(const Config *c)
 {
     const Lora *l = &c->model.lora;
@@ -137,10 +139,10 @@ static void check_base(const Config *c)
             l->base_path, l->rank, c->save_folder);
 }
 
-/* A run in the folder is only continued or overwritten on request. */
+/* Dies if there is a run in the folder, unless the user asked to continue or overwrite it. */
 static void check_folder(const Config *c, bool resumes)
 {
-    free(folder_latest(c->save_folder)); /* dies if `latest` is something else */
+    free(folder_latest(c->save_folder)); /* dies if `latest` is no link and no file of ours */
     const long foreign = folder_foreign_step(c->save_folder);
     if (foreign >= 0)
         die("save_folder %s: step%ld is no checkpoint, and the run might replace or delete it: "
@@ -162,7 +164,7 @@ static void check_folder(const Config *c, bool resumes)
             c->save_folder);
 }
 
-/* Rank 0's answer, on all ranks. */
+/* Broadcasts the answer of rank 0. */
 static bool agree(bool answer)
 {
     comm_broadcast(&answer, sizeof answer, 0);
@@ -181,7 +183,7 @@ bool save_folder_prepare(const Config *c)
         check_folder(c, resumes);
     }
     resumes = agree(resumes);
-    /* other hosts may have cached that it does not exist */
+    /* other hosts may have cached that the folder does not exist */
     save_folder_make(c->save_folder);
     shared_folder_check(c->save_folder);
     return resumes;
@@ -224,8 +226,8 @@ static void write_config(const Config *c)
     free(temporary);
 }
 
-/* Deletes checkpoints of a run that this one replaces, or --try_load_latest_save would continue
- * that one. */
+/* Deletes the checkpoints of a run that this one replaces: otherwise --try_load_latest_save would
+ * continue the replaced run. */
 void save_folder_begin(const Config *c, bool resumes, long step, bool saved)
 {
     if (comm_rank() != 0)
@@ -235,7 +237,8 @@ void save_folder_begin(const Config *c, bool resumes, long step, bool saved)
     folder_try(c->save_folder);
     if (c->save_overwrite && !resumes)
         folder_clear(c->save_folder);
-    /* after an interruption before the next save, continue from here, not from a later step */
+    /* if this run is interrupted before its next save, it must continue from here, not from a later
+     * step */
     if (saved)
         point_latest(c, step);
     if (resumes && c->save_overwrite && !c->try_load_latest_save)

@@ -1,6 +1,7 @@
-/* Rank 0 creates a file of a random name, and all other ranks try to create it, too. In a shared
- * folder the file server refuses that (EEXIST); a mere lookup could be answered from the host's
- * cache. In a wrong folder the first rank that tries succeeds; others may find its file. */
+/* Rank 0 creates a file with a random name, and all other ranks try to create the same file. If the
+ * folder is shared, the file server refuses to create the file again (EEXIST). A lookup would not
+ * be enough: the host's cache could answer it. If the folder is not shared, the first rank of a
+ * host that tries can create the file; other ranks of the host may then find this file. */
 #include "model/run/shared_folder.h"
 
 #include <errno.h>
@@ -17,7 +18,8 @@
 
 enum { NAME = 64 };
 
-/* 0: it did not exist (it is deleted again); EEXIST: it exists; or another error. */
+/* Returns 0 if the file did not exist (it is deleted again), EEXIST if it exists, or another
+ * error. */
 static int try_to_make(const char *path)
 {
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
@@ -55,5 +57,5 @@ void shared_folder_check(const char *folder)
             "be on a file system that all hosts share, and writable for every rank",
             folder, other, host, first_host, found ? ": " : "", found ? strerror(found) : "");
     if (other >= 0)
-        comm_barrier(); /* waits until that rank has ended all ranks */
+        comm_barrier(); /* waits until the rank with the error has ended all ranks */
 }

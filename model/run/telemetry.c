@@ -35,17 +35,18 @@
 enum { ROWS = 64, GROUPS = 64 };
 
 struct Telemetry {
-    /* this rank measures: the first rank of each stage, and the ranks of its tensor group */
+    /* whether this rank measures: the first rank of each stage, and the ranks of its tensor
+     * group */
     bool measures;
     const Config *config;
     Model *model;
     const ParamStore *store;
     Log *log;
-    json_t *line;   /* the line of this step; NULL: none */
+    json_t *line;   /* the line of this step; NULL: no line is due */
     double *input;  /* (rows, C): input of the next block */
-    long step;      /* the step that is measured */
+    long step;      /* number of the step that is measured */
     bool *warned;   /* [blocks]: see outliers_watch */
-    bool *measured; /* [units] in this step */
+    bool *measured; /* [units] whether the unit was measured in this step */
 };
 
 static void set(Telemetry *t, const char *kind, const char *where, const char *statistic,
@@ -107,7 +108,7 @@ static void activation(Telemetry *t, const char *kind, int block, Tensor stored,
     free(exact);
 }
 
-/* (x - mean) rstd w of the stored x. */
+/* Computes (x - mean) rstd w from the stored x. */
 static double *norm_output(const Telemetry *t, Tensor x, const float *stats, Tensor w)
 {
     size_t rows = measured_rows(t->model), C = (size_t)x.cols;
@@ -121,7 +122,7 @@ static double *norm_output(const Telemetry *t, Tensor x, const float *stats, Ten
     return y;
 }
 
-/* silu(gate) * up of the stored gate and up. */
+/* Computes silu(gate) * up from the stored gate and up. */
 static double *swiglu_output(const Telemetry *t, Tensor gate_up)
 {
     size_t rows = measured_rows(t->model), F = (size_t)gate_up.cols / 2;
@@ -134,7 +135,7 @@ static double *swiglu_output(const Telemetry *t, Tensor gate_up)
     return y;
 }
 
-/* The outliers of act, whatever its format. */
+/* Measures the outliers of act, whatever its format is. */
 static void measure_outliers(Telemetry *t, int l, Tensor stored, const double *act)
 {
     const size_t rows = measured_rows(t->model), F = (size_t)stored.cols;
@@ -161,7 +162,7 @@ static void measure_block(Telemetry *t, int l, const UnitTensors *w)
            *middle = a->mlp_res.data == a[1].attn_res.data ? NULL : first_rows(t, a->mlp_res);
     t->input = NULL;
     if (t->config->model.norm_after) {
-        const bool sums = t->model->text.tensor_ranks > 1; /* both branches share memory */
+        const bool sums = t->model->text.tensor_ranks > 1; /* both branches use the same memory */
         activation(t, "x0", l, a->attn_x,
                    sums || a->attn_branch.data == a->mlp_branch.data
                        ? NULL
@@ -203,7 +204,7 @@ static void observe(void *observer, int unit, const UnitTensors *w)
         free(t->input);
         t->input = first_rows(t, m->unit_acts[unit + 1].attn_res);
     } else if (unit + 2 == t->store->num_units)
-        m->observe = NULL; /* one micro-batch is enough */
+        m->observe = NULL; /* one micro-batch is enough, so the observer is removed */
 }
 
 /* ---- optimizer ------------------------------------------------------------------------------- */
@@ -220,8 +221,8 @@ static double direction(const Next *x, double m, double v)
     return m / x->correction[0] / (sqrt(v / x->correction[1]) + x->eps);
 }
 
-/* The next moments of n elements from `first` on. Hyperparameters are rounded to float, as in the
- * kernel. */
+/* Computes the next moments of n elements from `first` on. Hyper-parameters are rounded to float,
+ * as in the kernel. */
 static Next next_moments(const Telemetry *t, const Shard *s, size_t first, size_t n,
                          double grad_scale)
 {
@@ -259,7 +260,7 @@ static void add_update(Stats *st, const Next *x, Elements m, Elements v)
     free(u);
 }
 
-/* Elements of a parameter's sample: up to GROUPS whole groups of this rank's part; 0 for norms and
+/* Elements of a parameter's sample: up to GROUPS whole groups of this rank's slice; 0 for norms and
  * biases, and for frozen parameters, which have neither states nor gradient. */
 static size_t sample_size(const Shard *s, const Param *p, size_t *first)
 {
@@ -332,7 +333,7 @@ static void measure_moments(Telemetry *t, int u, double grad_scale)
 
 /* ---- stages ---------------------------------------------------------------------------------- */
 
-/* line: of each stage, in `size` bytes. */
+/* line: the line of each stage, at most `size` bytes. */
 static void join_lines(Telemetry *t, const char *line, size_t size)
 {
     for (int stage = 1; stage < t->store->pipe.stages; stage++) {
@@ -343,7 +344,7 @@ static void join_lines(Telemetry *t, const char *line, size_t size)
     }
 }
 
-/* Sends what the ranks of all stages have measured to the first stage. */
+/* Sends the measurements of all stages to the first stage. */
 static void gather_stages(Telemetry *t)
 {
     const size_t stages = (size_t)t->store->pipe.stages;
@@ -394,7 +395,7 @@ void telemetry_watch(Telemetry *t, long step)
 {
     if (!t)
         return;
-    json_decref(t->line); /* line of a step that was skipped */
+    json_decref(t->line); /* a line remains if its step was skipped */
     t->line = NULL;
     t->model->observe = NULL;
     if (step % t->config->quant_stats_interval != 0)
@@ -421,7 +422,7 @@ void telemetry_write(Telemetry *t, double grad_scale)
     }
     if (store->pipe.stages > 1)
         gather_stages(t);
-    if (t->log) /* rank 0, which now knows the blocks of all stages */
+    if (t->log) /* only rank 0, which now has the measurements of all stages */
         outliers_watch_line(t->warned, t->step, t->config->model.n_layers, t->line,
                             &t->model->text.recipe, t->config->model.lora.rank > 0);
     log_object(t->log, t->line);

@@ -1,11 +1,11 @@
 /* The rows, and functions that read them.
  *
  * Projections with the same input are one matrix here, but separate tensors in Hugging Face's
- * files. Matrices are row- major, so each of these tensors is a range of rows of ours: q, k, v in
- * qkv; gate, up in gate_up. Our embedding is padded to `embedding_size` rows, the file's has
- * `vocab_size` rows; the padding rows are last and are left out.
+ * files. Matrices are row-major, so each of these tensors is a range of rows of our matrix: q, k, v
+ * in qkv; gate, up in gate_up. Our embedding is padded to `embedding_size` rows, and the file's
+ * embedding has `vocab_size` rows: the padding rows come last and are not saved.
  *
- * NOTE: post_attention_layernorm is the norm before the MLP in Llama, but that of the attention's
+ * NOTE: post_attention_layernorm is the norm before the MLP in Llama, but the norm of attention's
  * output in OLMo-2. */
 #include "model/shape/architecture.h"
 
@@ -49,7 +49,7 @@ static const TensorNames norms_behind[] = {
 };
 // clang-format on
 
-/* The class of all models with images (projector.h), with any text model [transformers,
+/* The class of all models with images (projector.h). Any text model is possible [transformers,
  * LlavaForConditionalGeneration]. */
 // clang-format off
 static const TensorNames of_projector[] = {
@@ -67,8 +67,8 @@ enum { ANY_ROPE = 1 << ROPE_DEFAULT | 1 << ROPE_LLAMA3 | 1 << ROPE_YARN };
 #define KEYS(...) (const ClassKey[]){ __VA_ARGS__, { NULL } }
 // clang-format on
 
-/* In the order of search: if two can compute a model, such as Llama and Mistral without a window,
- * the first is chosen unless the configuration names the other. */
+/* In the order of search. If two classes can compute a model, such as Llama and Mistral without a
+ * window, the first is chosen unless the configuration names the other. */
 static const Architecture built_in[] = {
     /* heads_divide: transformers 5 checks this only for this class */
     { "LlamaForCausalLM", "llama", "Llama", .norm = RMS_NORM, .norm_affine = true, .images = true,
@@ -77,7 +77,7 @@ static const Architecture built_in[] = {
       .keys = KEYS({ "head_dim", 0 }, { "mlp_bias", 0 }, { "rms_norm_eps", 1e-6 },
                    { "eos_token_id", 2 }) },
 
-    /* transformers' OlmoLayerNorm has this eps built in */
+    /* this eps is built into OlmoLayerNorm of transformers */
     { "OlmoForCausalLM", "olmo", "OLMo", .norm = LAYER_NORM, .norm_eps = 1e-5f, .clip = true,
       .tying = true, .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = norms_before,
       .keys = KEYS({ "clip_qkv", 0 }, { "eos_token_id", 50279 }, { "pad_token_id", 1 }) },
@@ -101,7 +101,7 @@ static const Architecture built_in[] = {
                    { "max_position_embeddings", 131072 }, { "sliding_window", 4096 },
                    { "layer_types", 0 }, { "eos_token_id", 2 }) },
 
-    /* q, k and v have biases whatever attention_bias says */
+    /* q, k and v always have biases; attention_bias does not matter */
     { "Qwen2ForCausalLM", "qwen2", "Qwen2", .norm = RMS_NORM, .norm_affine = true, .qkv_bias = true,
       .tying = true, .windows = WINDOW_BY_LAYER, .rope_types = ANY_ROPE, .blocks = "model.layers",
       .tensors = norms_before,
@@ -116,7 +116,7 @@ static const Architecture built_in[] = {
                    { "max_position_embeddings", 32768 }, { "use_sliding_window", 0 },
                    { "sliding_window", 4096 }, { "max_window_layers", 28 }, { "layer_types", 0 }) },
 
-    /* without layer_types every fourth block has full attention */
+    /* without layer_types, every fourth block has full attention */
     { "Olmo3ForCausalLM", "olmo3", "OLMo-3", .norm = RMS_NORM, .norm_affine = true,
       .norm_after = true, .qk_norm = QK_NORM_WIDTH, .tying = true, .windows = WINDOW_BY_LAYER,
       .rope_types = ANY_ROPE, .full_attn_scaled_only = true, .blocks = "model.layers",
@@ -194,7 +194,7 @@ const ClassKey *architecture_key(const Architecture *a, const char *key)
 
 /* ---- the row of a model ---------------------------------------------------------------------- */
 
-/* Adds a setting that must change, unless `holds`. */
+/* Adds a setting that must change to the list, unless `holds`. */
 static void need(FILE *f, bool holds, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 static void need(FILE *f, bool holds, const char *format, ...)
@@ -218,7 +218,7 @@ static bool windows_fit(const Architecture *a, const ModelConfig *c)
            (a->windows == SAME_WINDOW && sliding == c->n_layers);
 }
 
-/* Whether `a` scales the rotary frequencies of the same blocks as c. */
+/* Whether `a` and c scale the rotary frequencies of the same blocks. */
 static bool scaling_fits(const Architecture *a, const ModelConfig *c)
 {
     for (int l = 0; l < c->n_layers && c->rope_scaling.type != ROPE_DEFAULT; l++)
@@ -384,7 +384,7 @@ static void set_name(HfTensor *t, const Architecture *a, const UnitLayout *s, co
         strcpy(t->name, file);
 }
 
-/* Adds a unit's tensors to the list. */
+/* Adds the tensors of a unit to the list. */
 static HfTensor *add_tensors(HfTensor *list, int *count, const ModelConfig *c,
                              const UnitLayout *shape, int unit)
 {

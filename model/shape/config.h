@@ -1,5 +1,5 @@
-/* The configuration of a run: the YAML file (OLMo's keys) and --a.b=c. Plain data; model/config/
- * fills, checks and prints it. */
+/* The configuration of a run: the YAML file (OLMo's keys) and --a.b=c. Plain data; The functions of
+ * model/config/ fill, check and print it. */
 #pragma once
 #include <math.h>
 
@@ -16,14 +16,14 @@ typedef enum {
     WSD
 } ScheduleName;
 
-/* RMSNorm of queries and keys: none, over their full widths, or over each head. */
+/* Norm of queries and keys (RMSNorm): none, over their full widths, or over each head. */
 typedef enum { QK_NORM_NONE, QK_NORM_WIDTH, QK_NORM_HEAD } QkNorm;
 
-/* Context extension by changed rotary frequencies (rope.c). */
+/* Context extension by changes of rotary frequencies (rope_table.c). */
 typedef enum { ROPE_DEFAULT, ROPE_LLAMA3, ROPE_YARN, NUM_ROPE_TYPES } RopeType;
 
-/* Which blocks have a sliding window: block l if slides[l % count]; count 0: all, if there is a
- * window. */
+/* Which blocks have a sliding window: block l has one if slides[l % count]; count 0: all blocks, if
+ * there is a window. */
 enum { MAX_LAYERS = 10000 };
 typedef struct {
     int count;
@@ -42,22 +42,22 @@ typedef enum {
     NUM_LORA_MODULES
 } LoraModule;
 
-/* Format of the blocks' frozen matrices under adapters: the format of other frozen weights, E4M3 or
- * NF4. */
+/* Format of the blocks' frozen matrices under adapters: the format of all other frozen weights,
+ * E4M3 or NF4. */
 typedef enum { BASE_AS_FROZEN, BASE_E4M3, BASE_NF4 } BaseFormat;
 
-/* Adapters: y = x W^T + scale (x A^T) B^T with A (rank, in), B (out, rank), W frozen [Hu et al.
+/* Adapters: y = x W^T + scale (x A^T) B^T with A (rank, in), B (out, rank) and frozen W [Hu et al.
  * 2021, arXiv 2106.09685, 4.1]. */
 typedef struct {
-    int rank; /* 0: no adapters */
+    int rank; /* r of the adapters; 0: no adapters */
     double alpha;
-    /* scale alpha/sqrt(rank), not alpha/rank */
+    /* the scale is alpha/sqrt(rank), not alpha/rank */
     bool use_rslora;
     bool target[NUM_LORA_MODULES];
     BaseFormat base;
     /* BASE_NF4 without double quantization (nf4.h) */
     bool plain_nf4;
-    /* the base is rounded to BF16, but stored in F32 */
+    /* the base is rounded to values of BF16, but stored in F32 */
     bool rounds_base;
     /* folder of the base */
     char *base_path;
@@ -65,77 +65,79 @@ typedef struct {
     bool projector;
 } Lora;
 
-/* What maps features of images to the stream (projector.h): two layers with GELU between them, or
- * one. */
+/* The projector, which maps features of images to the stream (projector.h): two layers with GELU
+ * between them, or one layer. */
 typedef enum { PROJECTOR_MLP, PROJECTOR_LINEAR } Projector;
 
-/* Images in the text: rows of features at the places of a token. */
+/* Images in the text: rows of features replace the embeddings of a token. */
 typedef struct {
     int token_id; /* the token that stands for a row of an image */
-    /* number of rows, and of tokens, of an image */
+    /* number of rows of an image, which is also its number of tokens */
     int rows;
-    /* Cv: values of a row; 0: a model of text only */
+    /* Cv: number of values of a row; 0: the model reads only text */
     int feature_size;
     Projector projector;
     bool bias; /* the projector's layers have biases */
 } ImageConfig;
 
-/* The architecture, with its adapters. */
+/* The architecture of a model, with its adapters. */
 typedef struct {
-    /* C L H K D F (F: one half of mlp_hidden_size) */
+    /* C L H K D F (F is half of mlp_hidden_size) */
     int d_model, n_layers, n_heads, n_kv_heads, head_dim, mlp_width;
     int max_sequence_length; /* T */
-    /* number of ids; rows V, padded */
+    /* number of ids; V, the padded number of rows */
     int vocab_size, embedding_size;
     int eos_token_id, pad_token_id; /* -1: none */
     /* kind and eps of all norms */
     Norm norm;
-    /* norms have weights (not in OLMo-1) */
+    /* norms have weights (OLMo-1: no weights) */
     bool norm_affine;
-    /* OLMo-2: norm the branch output, not its input */
+    /* OLMo-2: norms apply to branch outputs, not to their inputs */
     bool norm_after;
     /* q, k and v have biases (Qwen2) */
     bool qkv_bias;
-    /* OLMo-2: width, Qwen3: head */
+    /* OLMo-2: over the full width; Qwen3: over each head */
     QkNorm qk_norm;
     bool weight_tying;
-    float clip_qkv; /* 0: off */
-    /* tokens that a query attends to; 0: all up to it */
+    float clip_qkv; /* limit for clamping q, k and v; 0: no clamping */
+    /* number of tokens to which a query attends; 0: all up to its own */
     int sliding_window;
-    /* blocks with the window */
+    /* blocks that have the window */
     LayerTypes layer_types;
     double rope_theta;
-    /* every n-th block has no rotation; 0: all do */
+    /* every n-th block has no rotary embedding; 0: all blocks have it */
     int no_rope_interval;
     struct {
         RopeType type;
         /* low_freq_factor, high_freq_factor: llama3 */
         double factor, low_freq_factor, high_freq_factor;
-        /* yarn; attention_factor 0: from factor */
+        /* for yarn; attention_factor 0: computed from factor */
         double beta_fast, beta_slow, attention_factor;
         int original_length;
-        /* blocks with a sliding window are not scaled */
+        /* blocks with a sliding window keep their frequencies */
         bool full_attn_layers_only;
     } rope_scaling;
     InitFn init_fn;
-    double init_std, init_cutoff_factor; /* cutoff 0: off */
+    /* parameters of the initialization; init_cutoff_factor 0: no cutoff */
+    double init_std, init_cutoff_factor;
     Lora lora;
     ImageConfig image;
-    /* class of checkpoints; NULL: the first that can compute the model (architecture.h) */
+    /* class for saved checkpoints; NULL: the first class that can compute the model
+     * (architecture.h) */
     const struct Architecture *architecture;
 } ModelConfig;
 
-/* How documents fill sequences: one after the other, cut where a sequence is full; or whole, each
- * where it fits best. */
+/* How documents fill sequences. CONCAT: one after the other, cut at the end of a sequence.
+ * BEST_FIT: each document stays whole, in the sequence where it fits best. */
 typedef enum { PACK_CONCAT, PACK_BEST_FIT } PackingKind;
-/* PACK_BEST_FIT: documents longer than a sequence */
+/* with PACK_BEST_FIT: what happens to documents longer than a sequence */
 typedef enum { LONG_TRUNCATE, LONG_SPLIT } LongDocuments;
-typedef enum { BOUNDARIES_EOS, BOUNDARIES_METADATA } Boundaries; /* what delimits documents */
+typedef enum { BOUNDARIES_EOS, BOUNDARIES_METADATA } Boundaries; /* where a document ends */
 
 /* What to do at a step with a spike of loss or gradient norm (spikes.h). */
 typedef enum { SPIKES_WARN, SPIKES_SKIP, SPIKES_STOP } OnSpike;
 
-/* A length of training: one of the three is > 0 (max_duration: 100 | 2e9T | 1ep). */
+/* A length of training; one of the three members is > 0 (max_duration: 100 | 2e9T | 1ep). */
 typedef struct {
     long steps, tokens;
     double epochs;
@@ -149,46 +151,49 @@ typedef struct {
     int num_label_mask_paths;
     char **image_paths;
     int num_image_paths;
-    char *image_features; /* a folder; NULL: no images */
-    int itemsize;         /* memmap_dtype: uint16 2, uint32 4 */
+    char *image_features; /* a folder with features; NULL: the data have no images */
+    int itemsize;         /* by memmap_dtype: uint16: 2, uint32: 4 */
     PackingKind packing;
     Boundaries boundaries;
 } TokenFiles;
 
 /* A source of data.mix. */
 typedef struct {
-    char *name;            /* unique, part of names of metrics */
-    TokenFiles files;      /* paths, masks and images only */
-    double ratio;          /* mixture weight: share of sequences, relative to all ratios */
-    double max_repetition; /* how often each of its sequences may be used */
-    long tokens;           /* number of its tokens that are used; 0: all */
+    char *name;       /* unique, part of names of metrics */
+    TokenFiles files; /* only paths, masks and images are used */
+    /* mixture weight: share of sequences, relative to the sum of all ratios */
+    double ratio;
+    double max_repetition; /* how often each sequence of the source may be used */
+    long tokens;           /* number of the source's tokens in use; 0: all */
 } DataSource;
 
-enum { MOST_DOUBLINGS = 16 }; /* of batch_size_warmup */
+enum { MOST_DOUBLINGS = 16 }; /* maximum number of doublings in batch_size_warmup */
 /* maximum number of sources of data.mix; bytes of a source's name with its final zero */
 enum { MOST_SOURCES = 64, SOURCE_NAME = 64 };
 
 typedef struct {
-    char *label;     /* "v3-small-c4_en-validation"; unique, part of names of metrics */
-    char *where;     /* for messages: "x.yaml:9: evaluator 'v3-...'", and how to train without it */
-    bool downstream; /* files.paths: one file of questions (data/requests.h) */
+    char *label; /* "v3-small-c4_en-validation"; unique, part of names of metrics */
+    /* for messages: position and label, "x.yaml:9: evaluator 'v3-...'", and how to train without
+     * it */
+    char *where;
+    bool downstream; /* files.paths is one file of questions (data/requests.h) */
     TokenFiles files;
 } EvalSet;
 
-/* When gradients are summed over a shard group: with every micro-batch, once per step, or once if
- * memory allows. */
+/* When gradients are summed over a shard group: after every micro-batch, once per step, or once per
+ * step if memory allows. */
 typedef enum { SUM_OFTEN, SUM_ONCE, SUM_ONCE_IF_FITS } GradSum;
 
-/* When the weights of a shard group are gathered: for each pass; once per step; once per step in as
- * many units as memory allows, and for each pass in the others. */
+/* When the weights of a shard group are gathered: for each pass; once per step; or once per step in
+ * as many units as memory allows, and for each pass in all other units. */
 typedef enum { GATHER_OFTEN, GATHER_ONCE, GATHER_ONCE_IF_FITS } Gathering;
 
-/* How much is offloaded to the host: nothing; only what does not fit on the device; as much as
+/* What is offloaded to the host: nothing; only what does not fit on the device; as much as
  * possible. */
 typedef enum { HOST_NEVER, HOST_AUTO, HOST_ALL } HostUse;
 
-/* In which order the stages of a pipeline make their passes (pipeline.h). PIPELINE_ONE: one
- * micro-batch after the other. */
+/* The order of passes of pipeline stages (pipeline.h). PIPELINE_ONE: one micro-batch after the
+ * other. */
 typedef enum {
     PIPELINE_1F1B,
     PIPELINE_INTERLEAVED,
@@ -197,19 +202,19 @@ typedef enum {
 } PipelineSchedule;
 
 /* How ranks divide the model: pipeline stages have different units (pipeline.h); within a stage,
- * ranks shard units (fsdp.h); tensor ranks divide the layers of blocks (tensor_ranks.h). */
+ * ranks shard units (fsdp.h); tensor ranks divide the linear layers of blocks (tensor_ranks.h). */
 typedef struct {
     /* number of consecutive ranks, or groups of tensor ranks, that hold one copy of a stage */
     int shard_ranks;
-    Gathering gathering; /* on one rank: when operands are made from stored weights */
+    Gathering gathering; /* on one rank: when stored weights are converted to operands */
     GradSum grad_sum;
-    /* number of consecutive ranks that share sequences; it divides shard_ranks. 0: as 1 */
+    /* number of consecutive ranks that share sequences; it divides shard_ranks. 0 means 1 */
     int context_ranks;
-    /* number of consecutive ranks that compute layers together; such a group counts as one rank of
-     * the other dimensions. 0: as 1 */
+    /* number of consecutive ranks that compute layers together; for the other dimensions, such a
+     * group counts as one rank. 0 means 1 */
     int tensor_ranks;
-    int pipeline_stages; /* 0: as 1 */
-    int pipeline_chunks; /* number of chunks of a stage (pipeline.h). 0: as 1 */
+    int pipeline_stages; /* 0 means 1 */
+    int pipeline_chunks; /* number of chunks of a stage (pipeline.h). 0 means 1 */
     PipelineSchedule pipeline_schedule;
     /* parallelism.replicate or parallelism.shard sets the number of shards */
     bool by_mesh;
@@ -220,8 +225,8 @@ static inline int context_ranks(const Strategy *s)
     return s->context_ranks > 1 ? s->context_ranks : 1;
 }
 
-/* Whether this number of context ranks divides the model's heads, and divides its key heads or is a
- * multiple of them. */
+/* Whether this number of context ranks divides the model's query heads, and is a divisor or a
+ * multiple of the number of key heads. */
 static inline bool context_divides(const ModelConfig *m, int ranks)
 {
     return m->n_heads % ranks == 0 && (m->n_kv_heads % ranks == 0 || ranks % m->n_kv_heads == 0);
@@ -243,153 +248,159 @@ static inline int data_ranks(const Strategy *s, int ranks)
     return ranks / (context_ranks(s) * tensor_ranks(s) * pipeline_stages(s));
 }
 
-/* The factor of the learning rate of a matrix under Muon, by torch.optim.Muon's names:
+/* Muon's factor of a matrix's learning rate, with the names of torch.optim.Muon:
  * 0.2 sqrt(max(rows, columns)); sqrt(max(1, rows / columns)). */
 typedef enum { ADJUST_MATCH_RMS_ADAMW, ADJUST_ORIGINAL } AdjustLr;
 
 typedef struct {
     ModelConfig model;
-    Recipe recipe; /* resolved: the named row with its overrides */
+    Recipe recipe; /* resolved: the row of the table with its overrides */
     Strategy strategy;
-    char **trainable; /* patterns of tensors to train (trainable.h); none: all */
+    char **trainable; /* patterns of tensors to train (trainable.h); no pattern: all tensors */
     int num_trainable;
     char *run_name;
     uint64_t seed;
-    bool dry_run;      /* print settings, memory plan and whether it fits, then stop */
+    bool dry_run;      /* print settings, the memory plan and whether it fits, then stop */
     int ranks;         /* dry run: number of ranks to plan for; else 0 */
     int gpus_per_host; /* dry run: number of ranks per host */
-    /* dry run: GB/s of each GPU to other hosts, 10^9 bytes; 0: unknown */
+    /* dry run: speed of each GPU to other hosts in GB/s (10^9 bytes); 0: unknown */
     double internode_gb_per_s;
-    int mesh_auto;        /* dry run: 1: also name the fastest meshes */
+    int mesh_auto;        /* dry run: 1: also print the fastest meshes */
     double device_memory; /* GiB per device to plan for; 0: the memory of this device */
-    bool eval_only;       /* evaluate, then stop: nothing is trained */
-    /* without training: shared buffers keep a block's values until its observer ran (buffers.h) */
+    bool eval_only;       /* evaluate, then stop: no training */
+    /* without training: shared buffers keep a block's values until its observer has run
+     * (buffers.h) */
     bool observed;
-    char *generate; /* a file of prompts to continue, then stop; NULL: none */
+    char *generate; /* a file of prompts to continue; the run then stops. NULL: none */
     /* the folder with the features of images in these prompts; NULL: none */
     char *generate_features;
     int max_new_tokens;        /* maximum number of tokens of a continuation */
     double temperature, top_p; /* settings of sampling (sampling.h) */
-    /* model.eos_token_id is given: it ends a continuation, as do the folder's eos tokens */
+    /* model.eos_token_id is given: it ends a continuation, in addition to the folder's eos
+     * tokens */
     bool stops_at_eos;
 
     struct {
         TokenFiles files;
-        /* sources instead of the paths of `files`; the other settings of `files` apply to all
+        /* sources that replace the paths of `files`; all other settings of `files` apply to all
          * sources */
         DataSource *mix;
         int num_mix;
         LongDocuments long_documents;
-        /* attention stays inside documents; with PACK_BEST_FIT always */
+        /* attention stays inside documents; always true with PACK_BEST_FIT */
         bool generate_doc_lengths;
-        bool mask_padding; /* generate_attention_mask */
-        uint64_t seed;     /* data.seed, else seed */
+        bool mask_padding; /* the key generate_attention_mask: padding tokens are no targets */
+        uint64_t seed;     /* data.seed if it is given, else seed */
         struct {
             int max_period, min_period, max_count;
-        } instance_filter; /* max_count 0: off */
+        } instance_filter; /* max_count 0: no filter */
     } data;
 
     int global_train_batch_size; /* sequences per step over all ranks */
     struct {
         int count;
         long step[MOST_DOUBLINGS];
-        /* ascending: the batch doubles after each of these steps. After the last one it is
+        /* steps, ascending: the batch doubles after each of them. After the last one it is
          * global_train_batch_size */
     } batch_warmup;
-    /* sequence length warmup (run/length_warmup.h), from sequences of `min` tokens on; steps 0:
-     * none */
+    /* sequence length warmup (run/length_warmup.h): length of the first sequences in tokens; number
+     * of steps, 0: no warmup */
     struct {
         int min;
         long steps;
     } length_warmup;
-    /* sequences per forward pass of a rank, or of the ranks that share them */
+    /* sequences per forward pass of a rank, or of the ranks that share sequences */
     int device_train_microbatch_size;
     Duration max_duration;
-    /* all 0: not given; ends the run early with the same schedule */
+    /* ends the run early without a change of the schedule; all members 0: not given */
     Duration stop_at;
-    /* ends all ranks after this time without progress of a rank */
+    /* seconds without progress of a rank, after which all ranks end */
     int timeout_seconds;
 
     struct {
         char *name; /* a row of optimizer_table.h */
         double lr, beta1, beta2, eps, weight_decay;
-        double projector_lr; /* 0: lr */
+        double projector_lr; /* learning rate of the projector; 0: lr */
         bool decay_norm_and_bias, decay_embeddings;
-        double momentum, ns_eps; /* from here on: Muon (model/update/muon_step.h) */
+        /* this member and the following ones: Muon (model/update/muon_step.h) */
+        double momentum, ns_eps;
         int ns_steps;
         bool nesterov, per_head;
         AdjustLr adjust_lr;
     } optimizer;
     struct {
         ScheduleName name;
-        bool in_tokens;         /* units: steps | tokens; t_* below are in them */
-        long t_warmup, t_max;   /* t_max 0: max_duration */
-        double warmup_fraction; /* fraction of t_max; 0: use t_warmup */
-        long t_decay;           /* wsd: length of the final linear decay */
-        double alpha_f;         /* final lr / lr */
+        bool in_tokens;         /* unit of the t_* members: tokens, or else steps */
+        long t_warmup, t_max;   /* t_max 0 means max_duration */
+        double warmup_fraction; /* fraction of t_max; 0: t_warmup is used */
+        long t_decay;           /* for wsd: length of the final linear decay */
+        double alpha_f;         /* final learning rate / lr */
         double warmup_min_lr;   /* lr at step 0; < 0: 0.1 lr, OLMo's default */
-        /* in units. Until then, max_grad_norm is multiplied by grad_clip_warmup_factor */
+        /* end of the warmup of clipping, in the same unit. Before it, max_grad_norm is multiplied
+         * by grad_clip_warmup_factor */
         long grad_clip_warmup_steps;
         double grad_clip_warmup_factor;
     } scheduler;
     struct {
         long last, every;
-    } average;            /* run/average.h; 0: none */
+    } average;            /* see run/average.h; 0: no average */
     double max_grad_norm; /* 0: no clipping */
     OnSpike spikes;
-    /* softmax_auxiliary_loss ? auxiliary_loss_multiplier : 0 */
+    /* auxiliary_loss_multiplier if softmax_auxiliary_loss, else 0 */
     double z_loss;
 
     char *save_folder;
     bool save_overwrite;
-    long save_interval;                /* steps; 0: none but the one at the end */
-    long save_interval_unsharded;      /* permanent every K steps, never deleted; 0: none */
-    long save_interval_ephemeral;      /* steps; replaced by the next one; 0: none */
-    long save_num_checkpoints_to_keep; /* number of checkpoints of save_interval; -1: all */
-    /* a folder or file of a tokenizer for the checkpoints; NULL: that of load_path */
+    long save_interval; /* in steps; 0: only the checkpoint at the end */
+    /* in steps: permanent checkpoints, which are never deleted; 0: none */
+    long save_interval_unsharded;
+    /* in steps: checkpoints that the next checkpoint replaces; 0: none */
+    long save_interval_ephemeral;
+    long save_num_checkpoints_to_keep; /* number of checkpoints of save_interval to keep; -1: all */
+    /* a tokenizer for the checkpoints: its folder or file; NULL: the tokenizer of load_path */
     char *tokenizer;
     /* a checkpoint or a Hugging Face folder; NULL: none */
     char *load_path;
     bool try_load_latest_save; /* resume from save_folder/latest if it exists */
-    /* the folder whose weights are read: the newest checkpoint, else load_path; NULL: random
+    /* the folder whose weights are read: the newest checkpoint, or else load_path; NULL: random
      * weights */
     char *load_folder;
     /* load_folder is the newest checkpoint of save_folder */
     bool continues;
-    bool restore_dataloader; /* false: start the data over */
+    bool restore_dataloader; /* false: the data start over */
     bool reset_optimizer_state, reset_trainer_state;
 
-    long eval_interval; /* steps; 0: never */
+    long eval_interval; /* in steps; 0: no evaluations */
     bool eval_on_load;
     int device_eval_batch_size;
-    long eval_subset_num_batches; /* -1: all */
+    long eval_subset_num_batches; /* -1: all batches */
     EvalSet *eval;
     int num_eval;
 
     struct {
-        char *prompts; /* a file; NULL: none */
-        long interval; /* steps */
+        char *prompts; /* a file of prompts; NULL: no samples */
+        long interval; /* in steps */
         int max_new_tokens;
     } samples;
 
-    long console_log_interval; /* steps */
-    /* speed_monitor.window_size: steps over which tok/s is averaged */
+    long console_log_interval; /* in steps */
+    /* speed_monitor.window_size: number of steps over which the speed is averaged */
     int speed_window;
     /* steps between quantization statistics in metrics.jsonl; 0: never */
     long quant_stats_interval;
-    /* steps to trace, from the third of the run on; 0: none */
+    /* number of steps to trace, from the third step of the run on; 0: none */
     int profile;
-    /* offload.h, param_store.h; frozen: offload.frozen */
+    /* see offload.h and param_store.h; frozen: offload.frozen */
     struct {
         HostUse activations, frozen, optimizer, master;
     } offload;
-    int loss_chunk; /* tokens whose logits exist at once; 0: automatic */
-    /* tokens whose MLP is computed at once where backward runs it again; 0: automatic */
+    int loss_chunk; /* number of tokens whose logits exist at once; 0: automatic */
+    /* number of tokens whose MLP is computed at once in blocks that recompute it; 0: automatic */
     int tiled_mlp_tokens;
 
     /* the resolved configuration as YAML; saved with the run */
     char *text;
-    char *changes; /* settings that are not the defaults, to print */
+    char *changes; /* for printing: the settings that differ from the defaults */
 } Config;
 
 /* Whether the projector is trained and stored with adapters. */
@@ -411,14 +422,14 @@ static inline bool is_due(long step, long interval)
     return interval > 0 && step % interval == 0;
 }
 
-/* Whether the run only makes forward passes: then gradients, moments and saved activations have no
- * memory. */
+/* Whether the run has no backward passes: then it allocates no gradients, moments and saved
+ * activations. */
 static inline bool config_forward_only(const Config *c)
 {
     return c->eval_only || c->generate;
 }
 
-/* Whether block l has a sliding window, and whether its rotary frequencies are scaled. */
+/* Whether block l has a sliding window; whether its rotary frequencies are scaled. */
 static inline bool layer_slides(const ModelConfig *c, int l)
 {
     return c->sliding_window > 0 &&
@@ -431,7 +442,7 @@ static inline bool layer_is_scaled(const ModelConfig *c, int l)
            !(c->rope_scaling.full_attn_layers_only && layer_slides(c, l));
 }
 
-/* How block l rotates q and k. */
+/* The rotary table of block l. */
 typedef enum { ROTATION_PLAIN, ROTATION_SCALED, NO_ROTATION, NUM_ROTATIONS } Rotation;
 static inline Rotation layer_rotation(const ModelConfig *c, int l)
 {

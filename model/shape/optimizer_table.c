@@ -7,7 +7,7 @@
 #include "kernels/runtime/error.h"
 #include "model/shape/params.h"
 
-/* The kernels compute in F32; the corrections come from the hyper-parameters as they were given. */
+/* Kernels compute in F32. The bias corrections are computed from the exact hyper-parameters. */
 static AdamW adamw_arguments(const StepParams *p)
 {
     return (AdamW){ .lr = (float)p->lr,
@@ -28,10 +28,10 @@ static void step_adamw(Tensor w, const Tensor *state, Tensor grad, const StepPar
     adamw(w, state[0], state[1], grad, adamw_arguments(p), first);
 }
 
-/* Moments outside the blocks are F32, since v of a row with rare gradients is rounded to 0 in 8
- * bits and m is not ("Moments of rare gradients" in model/README.md). DIFFERS: Hugging Face's
- * Trainer keeps only those of embeddings in F32, and bitsandbytes those of tensors below 4096
- * values. */
+/* Moments outside blocks are F32: in 8 bits, v of a row with rare gradients would be rounded to 0,
+ * but m would not ("Moments of rare gradients" in model/README.md). DIFFERS: Hugging Face's Trainer
+ * keeps only the moments of embeddings in F32, and bitsandbytes those of tensors with fewer than
+ * 4096 values. */
 static void step_adamw8bit(Tensor w, const Tensor *state, Tensor grad, const StepParams *p,
                            uint64_t first)
 {
@@ -39,7 +39,7 @@ static void step_adamw8bit(Tensor w, const Tensor *state, Tensor grad, const Ste
                                                               adamw_arguments(p), first);
 }
 
-/* The step of all parameters except matrices; muon_step.c has the step of matrices. */
+/* Updates all parameters except matrices; muon_step.c updates matrices. */
 static void step_others(Tensor w, const Tensor *state, Tensor grad, const StepParams *p,
                         uint64_t first)
 {

@@ -14,7 +14,7 @@ const char *buffer_name(Buffer b)
     return names[b];
 }
 
-/* The lowest offset at which s overlaps no placed buffer that it meets. */
+/* The lowest offset at which s overlaps no placed buffer that is live at the same time. */
 static size_t lowest_place(const OverlaidBuffer *s, const Buffer *placed, int count,
                            const OverlaidBuffer *all)
 {
@@ -23,14 +23,14 @@ static size_t lowest_place(const OverlaidBuffer *s, const Buffer *placed, int co
         const OverlaidBuffer *p = &all[placed[i]];
         if (buffers_have(&s->meets, placed[i]) && p->at < at + s->bytes && at < p->at + p->bytes) {
             at = p->at + p->bytes;
-            i = -1; /* start over: other buffers may overlap now */
+            i = -1; /* start over: at this offset, other buffers may overlap */
         }
     }
     return at;
 }
 
-/* Places buffers in this order; returns the bytes of all. *top: index in `order` of a buffer that
- * ends highest. */
+/* Places buffers in this order; returns their total size in bytes. *top: index in `order` of the
+ * buffer with the highest end. */
 static size_t place_in_order(OverlaidBuffer *s, const Buffer *order, int *top)
 {
     size_t end = 0;
@@ -54,8 +54,8 @@ static void move_to_front(Buffer *order, int i)
     order[0] = first;
 }
 
-/* Places the largest first, which are the hardest. As long as the result is above `least`, moves
- * the highest one to the front of the order and tries again. */
+/* Places the largest buffer first, because it is the hardest to place. While the result exceeds
+ * `least`, moves the highest buffer to the front of the order and tries again. */
 size_t overlay_place(OverlaidBuffer *s, size_t least)
 {
     enum { TRIALS = 64 };

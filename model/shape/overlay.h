@@ -1,5 +1,5 @@
-/* Overlays the buffers that all blocks and the head share: those that are never live at the same
- * time may share memory. lifetimes.h finds which are. */
+/* Overlays the buffers that all blocks and the head share: buffers that are never live at the same
+ * time may use the same memory. lifetimes.h finds which buffers are live at the same time. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -7,8 +7,8 @@
 
 #include "model/shape/activations.h"
 
-/* Memory that blocks share: of each tensor, of the transpose of an FP8 operand (_T), of floats, and
- * of attention's scratch. */
+/* Names of buffers that blocks share: of each tensor, of the transpose of an FP8 operand (_T), of
+ * floats, and of attention's scratch memory. */
 #define BUFFER_PAIR(name, ...) BUFFER_##name, BUFFER_##name##_T,
 #define BUFFER_ONE(name) BUFFER_##name,
 typedef enum {
@@ -18,9 +18,9 @@ typedef enum {
 #undef BUFFER_PAIR
 #undef BUFFER_ONE
 
-const char *buffer_name(Buffer b); /* in messages */
+const char *buffer_name(Buffer b); /* the buffer's name in messages */
 
-/* A bit per buffer. */
+/* A set of buffers: one bit per buffer. */
 enum { BUFFER_WORDS = (NUM_BUFFERS + 63) / 64 };
 typedef struct {
     uint64_t word[BUFFER_WORDS];
@@ -42,13 +42,13 @@ static inline void buffers_add(BufferSet *s, const BufferSet *more)
         s->word[i] |= more->word[i];
 }
 
-/* bytes: 0: the buffer does not exist; at: its offset in the shared memory; meets: buffers that are
- * live at the same time, including itself. */
+/* bytes: size, 0: the buffer does not exist; at: offset in the shared memory; meets: the buffers
+ * that are live at the same time, including itself. */
 typedef struct {
     size_t bytes, at;
     BufferSet meets;
 } OverlaidBuffer;
 
-/* Places [NUM_BUFFERS] buffers so that buffers that are live together do not overlap. Returns the
- * bytes that they take in all. least: a lower bound of this number. */
+/* Places [NUM_BUFFERS] buffers so that buffers that are live at the same time do not overlap.
+ * Returns the total size in bytes. least: a lower bound of this size. */
 size_t overlay_place(OverlaidBuffer *s, size_t least);

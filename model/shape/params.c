@@ -7,7 +7,7 @@
 
 #include "kernels/runtime/error.h"
 
-/* Rows of each tensor of a linear layer's matrix; returns the number of tensors. */
+/* Sets the rows of each tensor of a linear layer's matrix. Returns the number of tensors. */
 static int linear_projections(int rows[MAX_PROJECTIONS], const ModelConfig *c, Linear linear)
 {
     const int q = c->n_heads * c->head_dim, k = c->n_kv_heads * c->head_dim, C = c->d_model,
@@ -97,9 +97,9 @@ static void divide(Param *p, const ParamRow *r, const ModelConfig *c)
 
 /* Standard deviations of initial weights, l = number of the block from 0.
  * mitchell: 1/sqrt(fan in), output projections divided by sqrt(2(l + 1)) [OLMo, init_fn: mitchell].
- * full_megatron: init_std; output projections / sqrt(2L), head 1/sqrt(d).  normal: init_std everywhere.
- * Adapters: A has PEFT's variance, that of a uniform distribution in +-1/sqrt(fan in); as PyTorch's
- * layers, and so the projector. DIFFERS: ours is normal. */
+ * full_megatron: init_std; output projections / sqrt(2L), head 1/sqrt(d).  normal: always init_std.
+ * Adapters and the projector: A and the projector's matrices have the variance of a uniform
+ * distribution in +-1/sqrt(fan in), as in PEFT and PyTorch. DIFFERS: our distribution is normal. */
 static double init_std(Init init, const ModelConfig *c, int l, int fan_in)
 {
     const double d = c->d_model, s = c->init_std;
@@ -120,7 +120,7 @@ static double init_std(Init init, const ModelConfig *c, int l, int fan_in)
 
 /* ---- units ----------------------------------------------------------------------------------- */
 
-/* The number of the next parameter. Adapters are counted separately, so that they do not change
+/* The number of the next parameter. Adapters are counted separately, so that they do not change the
  * numbers of other parameters. */
 static size_t next_number(const UnitLayout *u, bool adapter)
 {
@@ -305,8 +305,8 @@ Nf4 param_nf4(const Param *p, const void *groups, bool plain)
     return x;
 }
 
-/* Elements of the region that must stay on the same rank: whole optimizer groups, or a group of
- * NF4. */
+/* Number of elements of the region that must stay on the same rank: whole optimizer groups, or a
+ * group of NF4. */
 static size_t together(const UnitLayout *u, Region r)
 {
     return r == QUANTIZED && u->config->lora.base == BASE_NF4 ? nf4_group_bytes(unit_plain_nf4(u))
@@ -323,8 +323,8 @@ bool param_comes_first(const UnitLayout *u, const Param *p)
     return u->tensor_ranks > 1 ? p->tensor_ranks > 1 : !u->matrices_first || p->is_operand;
 }
 
-/* Places the parameters that come first, or the remaining ones, behind the parameters that already
- * have a place. */
+/* Places the parameters that come first, or all other parameters, after the parameters that already
+ * have offsets. */
 static void place_params(UnitLayout *u, bool first)
 {
     for (int i = 0; i < u->num_params; i++) {

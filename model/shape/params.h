@@ -13,48 +13,49 @@
  * NF4; its elements are bytes. */
 typedef enum { TRAINED, FROZEN, QUANTIZED, NUM_REGIONS } Region;
 
-/* Rows of a parameter that are a tensor in files: q, k and v of qkv; gate and up; all rows, or
- * those of existing ids. */
+/* Rows of a parameter that are one tensor in files: q, k or v of qkv; gate or up; all rows, or the
+ * rows of existing ids. */
 enum { MAX_PROJECTIONS = LORA_PROJECTIONS };
 typedef struct {
     int first, rows;
-    /* index among the tensors of the linear layer; 0 for other parameters */
+    /* index of the part among the tensors of the linear layer; 0 for other parameters */
     int tensor;
 } Projection;
 
 /* A parameter, or one item of a parameter with several items, and its position in the unit. The
- * items of a parameter are consecutive. Code that works on single parameters works on single
- * items. */
+ * items of a parameter are consecutive. Functions on single parameters take single items. */
 typedef struct {
-    const char *name; /* field of UnitTensors: "qkv" */
+    const char *name; /* field of UnitTensors, for example "qkv" */
     int id;           /* index into UnitTensors.tensor */
     int item, items;  /* index of the item, and number of items; 0 and 1 if the parameter has one */
     int rows, cols;   /* shape of the item */
     Split split;
     int num_projections;
-    Projection projection[MAX_PROJECTIONS]; /* from top to bottom; padding follows */
+    Projection projection[MAX_PROJECTIONS]; /* parts from top to bottom; padding follows */
     Region region;
     size_t offset; /* first element in the region */
     size_t stored; /* number of stored elements */
-    /* the offset in the region's gathered, computing format; a multiple of PARAM_ALIGN */
+    /* offset in the region's gathered computing format; a multiple of PARAM_ALIGN */
     size_t gathered_at;
-    size_t number;          /* the offset in the unit, whatever is frozen: seeds random numbers */
+    /* offset in the unit, independent of what is frozen: seeds random numbers */
+    size_t number;
     size_t quantized_scale; /* region QUANTIZED: index into ParamStore.quantized_scales */
     bool is_norm, is_embedding;
-    /* a norm's weights or a bias: no weight decay, one-dimensional in files */
+    /* norm weights or a bias: no weight decay, one-dimensional in files */
     bool is_vector;
-    bool is_adapter, is_b; /* A or B of the layer `linear` */
+    bool is_adapter, is_b; /* is_adapter: A or B of the layer `linear`; is_b: B */
     Linear linear;         /* the layer of a block's matrix or adapter */
-    /* a block's matrix: an operand in the recipe's format; the others are in the stream's */
+    /* a block's matrix: an operand in the recipe's format. Other parameters have the stream's
+     * format */
     bool is_operand;
     bool has_padding; /* rows from vocab_size on are padding and stay 0 */
-    float init_std;   /* 0: starts as ones (norms) or zeros (biases, B of adapters) */
-    /* number of tensor ranks that share the parameter by `split`; rows, cols and projection
-     * describe this rank's slice. 1: whole */
+    float init_std;   /* 0: initial values are ones (norms) or zeros (biases, B of adapters) */
+    /* number of tensor ranks that share the parameter by `split`, where rows, cols and projection
+     * describe this rank's slice; 1: the parameter is whole */
     int tensor_ranks, tensor_rank;
 } Param;
-/* elements: whole optimizer groups of 128 or 256, 256-byte aligned in any format. Scales of FP8
- * operands are 16 bytes apart. */
+/* PARAM_ALIGN: elements: whole optimizer groups of 128 or 256, 256-byte aligned in any format.
+ * SCALE_FLOATS: scales of FP8 operands are 16 bytes apart. */
 enum { PARAM_ALIGN = 256, SCALE_FLOATS = 4 };
 
 static inline size_t param_numel(const Param *p)
@@ -70,70 +71,73 @@ static inline size_t param_align(size_t n)
 
 typedef struct {
     const struct UnitKind *kind;
-    int number; /* unit_number */
+    int number; /* number by unit_number */
     int num_params;
     Param *param; /* [num_params] */
     /* sizes of the regions with padding: multiples of PARAM_ALIGN * W; for NF4, of groups * W */
     size_t numel[NUM_REGIONS];
-    /* sizes in the computing format, without the padding for W */
+    /* sizes in the computing format, without padding for W */
     size_t computing[NUM_REGIONS];
-    size_t first;        /* index of its first element in the model */
-    bool matrices_first; /* in the region TRAINED the matrices of layers come first ... */
-    size_t matrices;     /* ... elements 0 .. matrices - 1; else 0 */
-    /* tensor ranks that compute the unit together; 1: each computes all of it */
+    size_t first;        /* number of the unit's first element in the model */
+    bool matrices_first; /* in the region TRAINED, the matrices of layers come first: */
+    size_t matrices;     /* elements 0 .. matrices - 1; 0 if they do not come first */
+    /* number of tensor ranks that compute the unit together; 1: each of them computes the whole
+     * unit */
     int tensor_ranks;
-    /* region TRAINED: number of elements of the parameters that tensor ranks share. They come
-     * first; every tensor rank has a copy of the rest */
+    /* region TRAINED: number of elements of the parameters that tensor ranks share. These come
+     * first; every tensor rank has a copy of all other parameters */
     size_t cut;
     const ModelConfig *config;
 } UnitLayout;
 
-/* The parameters of a unit, all trained, and laid out for `world` ranks; the caller sets .first, and
- * frees .param. */
+/* Lists the parameters of a unit, all of them trained, and lays them out for `world` ranks. The
+ * caller sets .first and frees .param. */
 void unit_shape(UnitLayout *u, const ModelConfig *c, int unit, int world);
 
-/* For `count` units of unit_shape in malloc'ed memory. */
+/* Frees `count` units of unit_shape, which are in malloc'ed memory. */
 void units_free(UnitLayout *u, int count);
 
-/* All items of a parameter whose first is p, as one matrix without projections. */
+/* All items of the parameter whose first item is p, as one matrix without projections. */
 Param param_stack(const Param *p);
-/* An item's rows of the tensor of all: its codes, transposed ones too, and its scale. */
+/* An item's rows of the tensor of all items: its codes (transposed codes, too) and its scale. */
 Tensor param_tensor(const UnitTensors *t, const Param *p);
 
 /* Whether the parameter is stored before the other parameters of the region: matrices with Muon;
- * with tensor ranks, parameters that they share. */
+ * with tensor ranks, parameters that are cut. */
 bool param_comes_first(const UnitLayout *u, const Param *p);
 
-/* Lays the regions out again after changes of Param.region. */
+/* Lays out the regions again after changes of Param.region. */
 void unit_lay_out(UnitLayout *u, int world);
 
-/* Dies if a matrix of this unit has more elements than an int counts, since it may be read as one
- * row; one of region QUANTIZED is read whole by all tensor ranks. A unit may have any number. And
- * if items are not multiples of PARAM_ALIGN, since then they would not follow each other. */
+/* Dies if a matrix of this unit has more elements than an int can count, because the matrix may be
+ * read as one row. All tensor ranks read a matrix of region QUANTIZED whole. A unit may have any
+ * number of elements. Also dies if the size of items is no multiple of PARAM_ALIGN, because items
+ * must be consecutive. */
 void unit_check_size(const UnitLayout *u, int unit);
 
 /* Cuts the unit's parameters by their `split` among `ranks` tensor ranks, of which this one is
- * number `rank`, and lays the regions out for `world` shards. Each cut must have equal parts. */
+ * number `rank`, and lays out the regions for `world` shards. All parts of a cut must be equal. */
 void unit_cut(UnitLayout *u, int ranks, int rank, int world);
 
-/* The parameter as it is without tensor ranks: its rows, columns and projections. */
+/* The parameter without tensor ranks: its whole rows, columns and parts. */
 Param param_whole(const Param *p);
 
-/* *whole: the index in the whole parameter of element i of this tensor rank's part. Returns how
- * many elements from there on are consecutive in both. */
+/* Sets *whole to the index, in the whole parameter, of element i of this tensor rank's slice.
+ * Returns how many elements from there on are consecutive in both. */
 size_t param_run(const Param *p, size_t i, size_t *whole);
 
-/* Elements of all parameters without adapters, the same on all ranks and in all runs: the distance
- * of two units' `first`. */
+/* Number of elements of all parameters without adapters, which is the same on all ranks and in all
+ * runs: the distance between the `first` of two units. */
 size_t unit_numbers(const UnitLayout *u);
 
-/* Whether NF4 is stored without double quantization: tensor ranks divide the 256 blocks that have
- * one second scale. */
+/* Whether NF4 is stored without double quantization: with tensor ranks, the 256 blocks with one
+ * second scale may be on several ranks. */
 bool unit_plain_nf4(const UnitLayout *u);
-/* A matrix in NF4 with its groups, plain or not (nf4.h), at `groups`; and their number. */
+/* param_nf4: a matrix in NF4 whose groups, plain or not (nf4.h), are at `groups`. param_nf4_groups:
+ * their number. */
 Nf4 param_nf4(const Param *p, const void *groups, bool plain);
 size_t param_nf4_groups(const Param *p);
 
-/* The output columns of a linear layer that have an adapter, without its weights; num_projections
- * 0: none. */
+/* The output columns of a linear layer that have an adapter, without the adapter's weights;
+ * num_parts 0: none. */
 LoraMatrix adapter_projections(const ModelConfig *c, Linear linear);

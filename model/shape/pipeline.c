@@ -1,10 +1,10 @@
-/* Which pass a stage makes when, and which units it has. */
+/* Computes the order of a stage's passes, and the units of a stage. */
 #include "model/shape/pipeline.h"
 
 #include "model/shape/units.h"
 
-/* How many micro-batches go through one chunk before the next chunk: as many as there are stages,
- * or one. */
+/* Number of micro-batches that go through one chunk before the next chunk: the number of stages, or
+ * one. */
 static int group(const Pipeline *p)
 {
     return p->schedule != PIPELINE_ONE && (p->chunks == 1 || p->micro_batches % p->stages == 0)
@@ -12,8 +12,9 @@ static int group(const Pipeline *p)
                : 1;
 }
 
-/* Forward passes before backward pass number `back`: one micro-batch after the other, or enough
- * more than backward passes to keep all stages busy. */
+/* Number of forward passes before backward pass number `back`. If micro-batches run one after the
+ * other, these are the passes of the same and all earlier micro-batches; otherwise, enough
+ * additional ones to keep all stages busy. */
 static int forward_before(const Pipeline *p, int back)
 {
     const int behind = p->stages - 1 - p->stage, all = p->chunks * p->micro_batches;
@@ -56,7 +57,7 @@ int pipeline_in_flight(const Pipeline *p, int chunk)
     return most;
 }
 
-/* The number of the chunk among the chunks of all stages. */
+/* The chunk's number among the chunks of all stages. */
 static int number(const Pipeline *p, int chunk)
 {
     return chunk * p->stages + p->stage;
@@ -72,7 +73,7 @@ bool pipeline_is_last(const Pipeline *p, int chunk)
     return number(p, chunk) == p->stages * p->chunks - 1;
 }
 
-/* The first unit of chunk number n; the end of the last one if n is the number of chunks. */
+/* The first unit of chunk number n. If n is the number of chunks: the end of the last chunk. */
 static int first_unit(const Pipeline *p, const ModelConfig *c, int n)
 {
     const int all = p->stages * p->chunks;

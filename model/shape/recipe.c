@@ -1,17 +1,18 @@
-/* The table of recipes. [COAT, arXiv 2410.19313, fig. 1 and sec. 3-4] for the FP8 rows; fp8-lm: the
- * optimizer of FP8-LM [Peng et al. 2023, arXiv 2310.18313, sec. 2.2]: m in E4M3, v and master
- * weights in 16 bits. DIFFERS: COAT's head is BF16, and its scales are per micro-batch
+/* The table of recipes. The FP8 rows follow COAT [arXiv 2410.19313, fig. 1 and sec. 3-4]. The row
+ * fp8-lm has the optimizer of FP8-LM [Peng et al. 2023, arXiv 2310.18313, sec. 2.2]: m in E4M3, v
+ * and master weights in 16 bits. DIFFERS: in COAT the head is BF16, and scales are per micro-batch
  * (--format.head=bf16 --fp8.scales=microbatch). DIFFERS: FP8-LM's 16-bit formats are FP16, for
  * master weights with a scale per tensor; here they are BF16 with stochastic rounding of weights.
- * FP8-LM's m has a scale per tensor, here per group of 128. It sums gradients in FP8, here in
- * BF16. */
+ * In FP8-LM, m has a scale per tensor, here per group of 128. FP8-LM sums gradients in FP8, this
+ * program in BF16. */
 #include "model/shape/recipe.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* As the configuration writes them: f32, bf16, e4m3, e5m2; e4m3/16, e4m3/128 and e4m3/128+. */
+/* Formats as the configuration writes them: f32, bf16, e4m3, e5m2; e4m3/16, e4m3/128 and
+ * e4m3/128+. */
 #define F32_ { F32, 0, false }
 #define BF16_ { BF16, 0, false }
 #define E4M3_ { E4M3, 0, false }
@@ -20,8 +21,8 @@
 #define PLAIN_ { E4M3, 128, false }
 #define MOMENT { E4M3, 128, true }
 
-/* Columns of each recipe: what forward saves for backward; operands of GEMMs; weights, their
- * gradients and moments. */
+/* Columns of each recipe: tensors that forward saves for backward; operands of GEMMs; weights,
+ * their gradients and moments. */
 // clang-format off
 const Recipe recipes[] = {
     { .name = "f32",       .residual = F32_,  .saved_norm_input = F32_,   .saved_qkv = F32_,   .saved_attention = F32_,  .saved_mlp = F32_,
@@ -60,7 +61,7 @@ const Recipe *recipe_find(const char *name)
     return NULL;
 }
 
-/* As in OLMo's should_checkpoint_block, block 0 is the first. */
+/* Block 0 is the first recomputed block, as in OLMo's should_checkpoint_block. */
 Keep recipe_keep(const Recipe *r, int block)
 {
     const int n = r->recompute;

@@ -4,8 +4,8 @@
 #include <math.h>
 
 /* Frequencies with wavelengths above original length / low_freq_factor are divided by `factor`,
- * those below original length / high_freq_factor stay, those between are interpolated [Llama 3.1].
- * f: the original frequency. */
+ * frequencies with wavelengths below original length / high_freq_factor stay, frequencies between
+ * these are interpolated [Llama 3.1]. f: the original frequency. */
 static double llama3(const ModelConfig *c, double f)
 {
     double lo = c->rope_scaling.low_freq_factor, hi = c->rope_scaling.high_freq_factor;
@@ -18,17 +18,17 @@ static double llama3(const ModelConfig *c, double f)
     return (1 - s) * f / c->rope_scaling.factor + s * f;
 }
 
-/* The pair, as a real number, with this many rotations over the original context. */
+/* The (real-valued) number of the pair that makes this many rotations over the original context. */
 static double pair_of(const ModelConfig *c, double rotations)
 {
     return c->head_dim * log(c->rope_scaling.original_length / (rotations * 2 * M_PI)) /
            (2 * log(c->rope_theta));
 }
 
-/* Pairs with more than beta_fast rotations over the original context stay, those with less than
- * beta_slow are divided by `factor`, between them is a ramp over the pairs' numbers [Peng et al.
- * 2023, YaRN, sec. 3.2; as in transformers its ends are rounded outwards and clamped to 0 ..
- * D-1]. */
+/* Pairs with more than beta_fast rotations over the original context stay. Pairs with less than
+ * beta_slow rotations are divided by `factor`. Between them, the weight of the division changes
+ * linearly with the pair's number [Peng et al. 2023, YaRN, sec. 3.2; as in transformers, the ends
+ * of this ramp are rounded outwards and clamped to 0 .. D-1]. */
 static double yarn(const ModelConfig *c, double f, int i)
 {
     double low = fmax(floor(pair_of(c, c->rope_scaling.beta_fast)), 0);
@@ -39,7 +39,7 @@ static double yarn(const ModelConfig *c, double f, int i)
     return stretched * f / c->rope_scaling.factor + (1 - stretched) * f;
 }
 
-/* [Su et al. 2021, RoFormer, eq. 15]; 0 turns by nothing: q and k keep their values. */
+/* [Su et al. 2021, RoFormer, eq. 15]. Frequency 0 means no rotation: q and k keep their values. */
 static double frequency(const ModelConfig *c, Rotation rotation, int i)
 {
     double f = rotation == NO_ROTATION ? 0 : pow(c->rope_theta, -2.0 * i / c->head_dim);

@@ -1,11 +1,11 @@
-/* Which units a model has, and what they are called. */
+/* The units of a model, and their names. */
 #include "model/shape/units.h"
 
 #include <stdio.h>
 
 #include "kernels/runtime/error.h"
 
-/* In the order of a model's units: first the embedding's, last the head's. */
+/* Kinds in the order of a model's units: first the embedding's, last the head's. */
 enum { MAX_KINDS = 8 };
 static const UnitKind *kinds[MAX_KINDS];
 static int num_kinds;

@@ -1,7 +1,7 @@
 /* A model is a sequence of units: the embedding, the projector if it has images, the blocks, the
- * head. A unit is what is gathered and sharded as a whole. In forward it reads the residual stream
- * and writes it to the next unit, in backward it reads and writes the stream's gradient. What a
- * unit does is a row of the table in kinds.c.
+ * head. A unit is gathered and sharded as a whole. In forward, a unit reads the residual stream and
+ * writes the stream for the next unit; in backward, it reads and writes the stream's gradient. A
+ * row of the table in kinds.c defines each kind of unit.
  *
  * Dimensions: B sequences of T tokens, N = B*T; C model width; H query heads, K key/value heads of
  * width D; S = (H+2K)*D width of [q|k|v]; F MLP width; V rows of the embedding; L blocks; W
@@ -10,27 +10,27 @@
 #include "kernels/tensor.h"
 #include "model/shape/config.h"
 
-/* Every parameter that some kind of unit (units.h) has: a field here and a row of the kind; a kind
- * of its own may overlay `tensor` with other names. As weights or as their gradients, the
- * parameters that a unit lacks have data == NULL. */
+/* All parameters of all kinds of units: each has a field here and a row in its kind. A kind that a
+ * program adds may overlay `tensor` with other names. Parameters that a unit lacks, and their
+ * gradients, have data == NULL. */
 enum { NUM_PARAMS = 20 };
 typedef union {
     struct {
         Tensor embed; /* (V, C)  embedding; also the head's matrix if tied */
-        /* (1, C)  blocks: input norm of attention; OLMo-2: norm of its output */
+        /* (1, C)  blocks: norm of attention's input; OLMo-2: of attention's output */
         Tensor attn_norm;
         Tensor qkv;      /* (S, C) */
         Tensor qkv_bias; /* (S, 1)  Qwen2 */
         Tensor qnorm;    /* (1, H*D); Qwen3: (1, D), the same for each head */
         Tensor knorm;    /* (1, K*D); Qwen3: (1, D) */
         Tensor out;      /* (C, H*D) */
-        Tensor mlp_norm; /* (1, C)  input norm of the MLP; OLMo-2: norm of its output */
+        Tensor mlp_norm; /* (1, C)  norm of the MLP's input; OLMo-2: of the MLP's output */
         Tensor gate_up;  /* (2F, C) rows of gate, then rows of up */
         Tensor down;     /* (C, F) */
         Tensor norm;     /* (1, C)  head: final norm */
         Tensor head;     /* (V, C) */
-        /* adapters, r: lora.rank; only rows for the targeted ones of q, k, v and of gate, up, from
-         * top to bottom */
+        /* adapters, r = lora.rank. They have rows only for those of q, k, v and of gate, up that
+         * are targeted, from top to bottom */
         Tensor qkv_a;     /* (3 r, C) */
         Tensor qkv_b;     /* (S, r) */
         Tensor out_a;     /* (r, H*D) */
@@ -40,19 +40,19 @@ typedef union {
         Tensor down_a;    /* (r, F) */
         Tensor down_b;    /* (C, r) */
     };
-    /* (C, Cv), (C, 1), (C, C), (C, 1): projector.h */
+    /* (C, Cv), (C, 1), (C, C), (C, 1): see projector.h */
     struct {
         Tensor image_in, image_in_bias, image_out, image_out_bias;
     };
     Tensor tensor[NUM_PARAMS];
 } UnitTensors;
 
-/* The linear layers of a block, each with one matrix for what reads the same input. */
+/* The linear layers of a block. Projections with the same input are one matrix. */
 typedef enum { LINEAR_QKV, LINEAR_OUT, LINEAR_GATE_UP, LINEAR_DOWN, NUM_LINEARS } Linear;
 
 /* How a parameter is cut among ranks that compute a layer together: by rows, the layer's outputs;
- * by columns, its inputs; or not at all, since each of them needs all of it [Megatron-LM: Shoeybi
- * et al. 2019, arXiv 1909.08053, sec. 3]. */
+ * by columns, its inputs; or not at all, because each rank needs the whole parameter [Megatron-LM:
+ * Shoeybi et al. 2019, arXiv 1909.08053, sec. 3]. */
 typedef enum { SPLIT_NONE, SPLIT_ROWS, SPLIT_COLUMNS } Split;
 
 typedef enum {
@@ -66,7 +66,7 @@ typedef enum {
     WITH_PROJECTOR_OUT,
     WITH_PROJECTOR_OUT_BIAS
 } Condition;
-/* SIZE_OUTPUTS: all outputs of the projections (q, k, v; gate, up) of the linear layer that the
+/* SIZE_OUTPUTS: all outputs of those parts (q, k, v; gate, up) of the linear layer that the
  * parameter has; SIZE_LORA_RANKS: lora.rank times the number of these projections. */
 typedef enum {
     SIZE_ONE,
@@ -92,9 +92,10 @@ typedef enum {
     STD_ADAPTER
 } Init;
 
-/* A parameter that units of a kind have, in the order of their flat buffer. With a count it has
- * items of that shape, such as the experts of a layer, each with a scale and tensors in files of
- * its own; in UnitTensors they follow each other as rows of one tensor. */
+/* A parameter of the units of a kind; rows are in the order of the units' flat buffer. With a
+ * count, the parameter has several items of this shape, such as the experts of a layer; each item
+ * has its own scale and its own tensors in files. In UnitTensors, items are consecutive rows of one
+ * tensor. */
 typedef struct {
     const char *name;
     size_t offset; /* offset in UnitTensors */
@@ -109,8 +110,9 @@ typedef struct {
 struct Model;
 struct Planner;
 
-/* A unit's place in a backward pass. needs_dx: something before it is trained; after_layer,
- * before_layer: a layer of the same kind has just had its backward, or has it next, on this rank. */
+/* A unit's position in a backward pass. needs_dx: an earlier unit is trained. after_layer: on this
+ * rank, a layer of the same kind made its backward just before; before_layer: such a layer is
+ * next. */
 typedef struct {
     bool needs_dx, after_layer, before_layer;
 } BackwardStep;
@@ -120,25 +122,25 @@ typedef struct UnitKind {
     /* number of consecutive units of this kind in a model; NULL: all layers that belong to no other
      * kind */
     int (*count)(const ModelConfig *c);
-    /* its matrices are operands of the recipe; these units take turns in two buffers for weights,
-     * and the activations that they save can leave for the host */
+    /* its matrices are operands of the recipe. Units of this kind alternate between two buffers for
+     * weights, and their saved activations can be offloaded to the host */
     bool is_layer;
-    /* it maps an image's features to the stream: its tensors are outside the text model's prefix in
-     * files, its learning rate may be its own, and it may be trained next to adapters */
+    /* maps an image's features to the stream: its tensors in files are outside the text model's
+     * prefix, it may have its own learning rate, and it may be trained together with adapters */
     bool is_projector;
     const ParamRow *params;
     int num_params;
 
-    /* Places its buffers in m->unit_acts[u]; the unit reads the stream in attn_res. NULL: it reads
-     * no stream. */
+    /* Places its buffers in m->unit_acts[u]; the unit reads the stream from attn_res. NULL: the
+     * unit reads no stream. */
     void (*plan)(struct Planner *p, struct Model *m, int u);
 
-    /* From the stream in unit_acts[u].attn_res to unit_acts[u + 1].attn_res. */
+    /* Computes unit_acts[u + 1].attn_res from the stream in unit_acts[u].attn_res. */
     void (*forward)(struct Model *m, const UnitTensors *w, int u);
 
-    /* backward_uses: the uses for which backward needs the unit's weights; NULL: none. backward:
-     * replaces, in m->text.work.dres, the gradient of the unit's output by the gradient of its
-     * input, unless step.needs_dx is false. */
+    /* backward_uses: the uses for which backward needs the unit's weights; NULL: backward needs no
+     * weights. backward: replaces, in m->text.work.dres, the gradient of the unit's output by the
+     * gradient of its input, unless step.needs_dx is false. */
     int (*backward_uses)(const struct Model *m, int u);
     void (*backward)(struct Model *m, const UnitTensors *w, UnitTensors *dw, int u,
                      BackwardStep step);
@@ -156,21 +158,21 @@ static inline bool unit_writes_stream(const UnitKind *k)
 }
 
 /* The last unit is the head, which has no `forward` and no `backward`: logits exist only between
- * the two, so it makes them at once (head.h). */
+ * forward and backward, so head.h computes both at once. */
 const UnitKind *unit_kind(const ModelConfig *c, int unit);
-/* the unit's number among the units of its kind; a layer's number among all layers */
+/* the unit's number among the units of its kind; for a layer, among all layers */
 int unit_number(const ModelConfig *c, int unit);
 /* all units of the model */
 int unit_count(const ModelConfig *c);
 int unit_of_layer(const ModelConfig *c, int layer);
-/* the embedding's, if tied */
+/* the unit with the head's matrix: the head, or the embedding if both are tied */
 int unit_of_head_matrix(const ModelConfig *c);
 
 /* Writes and returns what messages call the unit: "the embedding", "block 3", "the head". */
 enum { UNIT_NAME = 32 };
 const char *unit_name(const ModelConfig *c, int unit, char text[UNIT_NAME]);
 
-/* Makes *k, which must stay, kind number `at` of a model's sequence, before the one that had this
- * number: 0 is the embedding's, the last is the head's. kinds.c adds those of every program before
- * main. Dies if there are too many. */
+/* Adds a kind of units, *k, which must stay in memory, as number `at` of a model's sequence, before
+ * the kind that had this number. Number 0 is the embedding's kind, the last is the head's. Before
+ * main, kinds.c adds the kinds that every program has. Dies if there are too many kinds. */
 void unit_kind_add(const UnitKind *k, int at);

@@ -1,4 +1,4 @@
-/* The verbs. param_store.c says where everything lies and which copies there are. */
+/* FSDP's functions. param_store.c places the units in memory and lists their copies. */
 #include "model/store/fsdp.h"
 
 #include <stdlib.h>
@@ -15,7 +15,7 @@
 
 /* ---- weights --------------------------------------------------------------------------------- */
 
-/* The unit's copies that are made for one of `uses`, in the order of the plan. */
+/* Makes the unit's copies for one of `uses`, in the order of the plan. */
 static void make_copies(const ParamStore *store, int u, int uses)
 {
     const UnitPlan *plan = &store->plan[u];
@@ -54,7 +54,7 @@ void fsdp_gather(ParamStore *store, int u, int uses)
         b->unit = u;
         b->has = 0;
     }
-    /* W and its transpose in one pass over the stored weights */
+    /* computes W and its transpose in one pass over the stored weights */
     if (!format_is_fp8(b->elements.format) || once)
         uses = both;
     else if (b->rotates && !(b->has & uses)) {
@@ -65,7 +65,7 @@ void fsdp_gather(ParamStore *store, int u, int uses)
     uses &= ~b->has;
     if (!uses)
         return;
-    /* without copies a cast next to the GEMMs would only slow them */
+    /* without copies to overlap, a cast that runs at the same time as GEMMs would only slow them */
     if (store->overlaps)
         transfer_start(&b->gather, QUEUE_GATHER);
     trace_begin("gather", u);
@@ -112,7 +112,7 @@ static Tensor own_slice(const ParamStore *store, int u, const GradBuffer *s)
     return tensor_flat(t, store->shard[u].slice[TRAINED].count);
 }
 
-/* Elements from `first` to `end` of a unit's gradients, which lie at `data`. */
+/* Elements `first` to `end` - 1 of a unit's gradients, which begin at `data`. */
 static void zero_between(const ParamStore *store, void *data, size_t first, size_t end)
 {
     const size_t size = dtype_size(store->recipe.grads.dtype);
@@ -120,9 +120,9 @@ static void zero_between(const ParamStore *store, void *data, size_t first, size
         device_zero((char *)data + first * size, (end - first) * size);
 }
 
-/* The unit's gradients, at `data`, begin at 0. Parameters that have no element on this rank, or all
- * if `all`, are marked empty, so that the micro-batch writes them; whatever lies between those is
- * zeroed here. */
+/* Makes the unit's gradients, at `data`, start from 0. Parameters without an element on this rank
+ * (if `all`, all parameters) are marked empty, so that the micro-batch overwrites them. The ranges
+ * between these parameters are set to zero here. */
 static void start_from_zero(ParamStore *store, int u, void *data, bool all)
 {
     const UnitLayout *shape = &store->shape[u];
@@ -143,8 +143,8 @@ static void start_from_zero(ParamStore *store, int u, void *data, bool all)
     zero_between(store, data, at, shape->numel[TRAINED]);
 }
 
-/* With a sum per micro-batch the buffer starts from 0, but the own slice from what this step has
- * summed so far: summing over ranks then also accumulates. */
+/* With a sum per micro-batch, the buffer starts from 0, but this rank's slice of it from the sum of
+ * earlier micro-batches of the step. So the sum over ranks also accumulates. */
 static void begin_grads(ParamStore *store, int u, GradBuffer *s)
 {
     const Tensor sum = store->shard[u].grad;
@@ -165,8 +165,8 @@ UnitTensors *fsdp_grads(ParamStore *store, int u)
     return &store->dunit[u];
 }
 
-/* This rank's gradients of parameters that all tensor ranks have: each rank has computed a part of
- * the sum. */
+/* This rank's gradients of parameters of which all tensor ranks have a copy: each rank has computed
+ * a part of the sum. */
 static Tensor copied_grads(const ParamStore *store, int u)
 {
     size_t first;
@@ -224,8 +224,8 @@ void fsdp_empty_grads(ParamStore *store)
 
 /* ---- the optimizer's states ------------------------------------------------------------------ */
 
-/* NOTE: in DYNAMIC8 byte 0 is not the code of 0, so zeroed codes mean 0 only while the scale is 0
- * too: the code of 0 is written. */
+/* NOTE: in DYNAMIC8, code 0 does not mean the value 0. Zeroed codes mean 0 only while the scale is
+ * 0, too. So this writes the code of the value 0. */
 static void zero_codes(Tensor t)
 {
     enum { CHUNK = 1 << 20 };
@@ -259,7 +259,7 @@ void store_zero_states(ParamStore *store)
 
 /* ---- master weights -------------------------------------------------------------------------- */
 
-/* Every rank draws a matrix of the region QUANTIZED whole, and keeps its part. */
+/* Every rank draws a matrix of the region QUANTIZED whole, and keeps its slice. */
 static void init_base(ParamStore *store, int u, const Param *p, float cutoff, uint64_t seed,
                       uint64_t number)
 {
@@ -275,8 +275,8 @@ static void init_base(ParamStore *store, int u, const Param *p, float cutoff, ui
     device_free(whole.data);
 }
 
-/* Elements of a parameter from its `first` on. Each has the value that it has where the parameter
- * is whole, which begins at `number`. */
+/* Initializes elements of a parameter from its `first` on. An element has the same value as in the
+ * whole parameter, whose first element has the number `number`. */
 static void init_part(const Param *p, Tensor part, float cutoff, uint64_t seed, uint64_t number,
                       size_t first)
 {
@@ -290,9 +290,9 @@ static void init_part(const Param *p, Tensor part, float cutoff, uint64_t seed, 
     }
 }
 
-enum { ADAPTERS = 0x10a }; /* their initial weights are drawn with a seed of their own */
+enum { ADAPTERS = 0x10a }; /* seed for the initial weights of adapters */
 
-/* Padding, of units and of the vocabulary's rows, is left at 0. */
+/* Padding of units, and padding rows of the vocabulary, stay 0. */
 static void init_weights(ParamStore *store, const ModelConfig *c, uint64_t seed,
                          bool adapters_alone)
 {
@@ -338,9 +338,9 @@ void store_init_adapters(ParamStore *store, const ModelConfig *c, uint64_t seed)
     init_weights(store, c, seed, true);
 }
 
-/* Scales of FP8 operands, of the frozen ones too or not: the maximum over ranks of each rank's
- * part. A scale grows with the maximum it is made from, so that the largest scale is the scale of
- * the largest. */
+/* Updates the scales of FP8 operands; frozen_too: also those of frozen operands. Takes the maximum
+ * over ranks of each rank's scale. A scale grows with the maximum of its elements, so the largest
+ * scale is the scale of the whole operand. */
 static void update_scales(ParamStore *store, bool frozen_too)
 {
     Tensor scales = store->scales;
@@ -360,7 +360,7 @@ static void update_scales(ParamStore *store, bool frozen_too)
         comm_all_reduce_max(scales, fsdp_all(store));
 }
 
-/* One rank has the value of an element, the others have 0: the sum is exact. */
+/* One rank has the value of an element, all others have 0, so the sum is exact. */
 static void update_replicated(ParamStore *store)
 {
     if (tensor_numel(store->replicated) == 0)
@@ -387,7 +387,8 @@ static void updated(ParamStore *store, bool frozen_too)
     }
 }
 
-/* On ranks that have no element of it too, since the scale is that of all. */
+/* Ranks without an element of the parameter call this, too, because the scale is common to all
+ * ranks. */
 void fsdp_encode(ParamStore *store, int u, const Param *p, Tensor master)
 {
     const Tensor w = param_tensor(&store->unit[u], p);

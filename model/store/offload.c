@@ -1,4 +1,4 @@
-/* Which saved activations move when. */
+/* Decides when saved activations move between device and host. */
 #include "model/store/offload.h"
 
 #include <stdlib.h>
@@ -9,11 +9,11 @@
 #include "kernels/runtime/trace.h"
 #include "model/shape/units.h"
 
-/* A block's pass. slot: its own, and the next block's; -1: there is none. */
+/* A pass of a block. slot: the block's slot, and the slot of the next block; -1: none. */
 struct BlockPass {
     int set, unit, slot[2];
     bool backward, leaves;
-    /* the pass whose save comes into this slot afterwards; -1: none does */
+    /* the pass whose save comes into this slot afterwards; -1: none */
     int comes[2];
 };
 
@@ -51,7 +51,7 @@ int offload_saves(const Model *m, const ParamStore *store)
     return saves;
 }
 
-/* Some saves have slots for good, as evenly spread as can be; all others share the first `ring`
+/* Some saves, spread as evenly as possible, keep their slots; all others share the first `ring`
  * slots. The last blocks of two sets that follow each other are two slots apart. */
 static int slot_of(const Model *m, int set, int number, int *after)
 {
@@ -67,7 +67,7 @@ void offload_plan_slots(Model *m, const ParamStore *store)
 {
     int number = 0;
     for (int set = 0; set < m->num_sets && moves(m); set++) {
-        /* saves of the set that share slots, in blocks after this one */
+        /* number of saves of the set that share slots and belong to later blocks */
         int after = 0;
         for (int chunk = store->pipe.chunks - 1; chunk >= 0; chunk--) {
             const UnitRange units = pipeline_units(&store->pipe, m->text.config, chunk);
@@ -92,7 +92,7 @@ static void add_pass(const Model *m, BlockPass *p, UnitRange units, int set, int
                                 has_next ? acts_of(m, set, u + 1)->slot : -1 } };
 }
 
-/* All passes of these rows, in order; returns their number. */
+/* Lists all passes of these rows, in order; returns their number. */
 static int list_passes(BlockPass *p, const Model *m, const ParamStore *store,
                        const PipelineRow *row, int rows)
 {
@@ -117,10 +117,10 @@ static bool same_save(const BlockPass *a, const BlockPass *b)
     return a->set == b->set && a->unit == b->unit;
 }
 
-/* From the last pass to the first: what moves depends on the next pass in each slot. */
+/* Goes from the last pass to the first, because moves depend on the next pass in each slot. */
 static void find_moves(BlockPass *pass, int count, const Model *m, const ParamStore *store)
 {
-    /* [slots] that pass; -1: none */
+    /* [slots] the next pass; -1: none */
     int *next = xmalloc(sizeof *next * (size_t)m->offload.slots);
     memset(next, 0xff, sizeof *next * (size_t)m->offload.slots);
     for (int i = count - 1; i >= 0; i--) {
@@ -140,7 +140,7 @@ static void find_moves(BlockPass *pass, int count, const Model *m, const ParamSt
     free(next);
 }
 
-/* malloc'ed. */
+/* The result is malloc'ed. */
 static BlockPass *passes_of(const Model *m, const ParamStore *store, const PipelineRow *row,
                             int rows, int *count)
 {
@@ -155,7 +155,8 @@ static BlockPass *passes_of(const Model *m, const ParamStore *store, const Pipel
     return pass;
 }
 
-/* The saves that leave at some time of a whole step. With fewer micro-batches no others do. */
+/* Counts the saves that leave at any time in a whole step. With fewer micro-batches, no other
+ * saves leave. */
 void offload_plan(Model *m, const ParamStore *store)
 {
     Offload *o = &m->offload;
@@ -270,7 +271,7 @@ static void leave(Model *m, const BlockPass *p)
     s->leaves = true;
 }
 
-/* `p`: the backward pass that reads it. */
+/* `p`: the backward pass that reads the save. */
 static void fetch(Model *m, const BlockPass *p)
 {
     Offload *o = &m->offload;

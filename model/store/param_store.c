@@ -1,5 +1,5 @@
-/* Where units lie, and the way of their weights: the shards, the memory for gathered weights and
- * for gradients, all views of them, and the steps from one to the other. */
+/* Places the units in memory, and lists the steps from stored weights to operands: the shards, the
+ * memory for gathered weights and for gradients, and all views of them. */
 #include "model/store/param_store.h"
 
 #include <stdlib.h>
@@ -13,19 +13,20 @@
 
 /* ---- the way of a weight --------------------------------------------------------------------- */
 
-/* Stored. SAME: in the format that computes. OTHER: in another. CODES: E4M3 of QUANTIZED, where
- * other formats compute. GROUPS: NF4 of QUANTIZED. Computing. WIDE: F32 or BF16. FP8: an operand.
- * APART: F32 or BF16 in a unit whose buffer holds FP8 operands: norms and adapters. */
+/* Stored formats. SAME: the format that computes. OTHER: another format. CODES: E4M3 of region
+ * QUANTIZED, while other formats compute. GROUPS: NF4 of region QUANTIZED. Computing formats. WIDE:
+ * F32 or BF16. FP8: an operand. APART: F32 or BF16 in a unit whose buffer holds FP8 operands, for
+ * norms and adapters. */
 typedef enum { SAME, OTHER, CODES, GROUPS, NUM_STORED } Stored;
 typedef enum { WIDE, FP8, APART, NUM_COMPUTING } Computing;
 
-/* Every case there is. A way ends with NO_STEP. */
+/* All possible cases. A list of steps ends with NO_STEP. */
 static const struct {
     Step alone[4], sharded[4];
 } ways[NUM_STORED][NUM_COMPUTING] = {
     /* computes     on one rank            in a shard group */
     [SAME] = { [WIDE] = { { VIEW }, { CAST_SLICE, GATHER } },
-               /* E4M3 of QUANTIZED, or what the update encoded */
+               /* the stored operand: E4M3 of region QUANTIZED, or codes from the update */
                [FP8] = { { VIEW, TRANSPOSE }, { GATHER, TRANSPOSE } },
                [APART] = { { VIEW }, { REPLICATE } } },
     [OTHER] = { [WIDE] = { { CAST }, { CAST_SLICE, GATHER } },
@@ -54,7 +55,8 @@ static bool takes(const Step *way, Step step)
     return *way != NO_STEP;
 }
 
-/* It is made anew in the unit's buffer from what is stored, not put there as it is. */
+/* Whether the weight is computed in the unit's buffer from stored weights, not copied there
+ * unchanged. */
 static bool is_remade(const Step *way)
 {
     return takes(way, CAST) || takes(way, DEQUANTIZE);
@@ -71,7 +73,7 @@ static Format buffer_format(const ParamStore *store, int u)
     return store->shape[u].kind->is_layer ? store->recipe.operand : store->recipe.residual;
 }
 
-/* Only operands have another gather_input than what is stored. */
+/* Only operands have a gather_input that differs from the stored weights. */
 static Tensor gather_input_of(const ParamStore *store, int u, const Param *p)
 {
     const Slice *s = &store->shard[u].slice[p->region];
@@ -83,8 +85,9 @@ bool store_encodes(const ParamStore *store, int u, const Param *p)
     return p->region == TRAINED && p->is_operand && store_on_host(store, u, HOST_MASTER);
 }
 
-/* Weights on the host are never views. A slice of frozen weights is fetched and gathered, on one
- * rank from itself; trained norms are copied once per step. */
+/* Whether a weight takes the same steps as in a shard group. Weights on the host are never views. A
+ * slice of frozen weights is fetched and gathered, and on one rank its gather is a copy; trained
+ * norms are copied once per step. */
 static bool goes_as_sharded(const ParamStore *store, int u, const Param *p, const Step *alone)
 {
     if (fsdp_shards(store, u) > 1)
@@ -113,9 +116,9 @@ static const Step *find_way(const ParamStore *store, int u, const Param *p)
 
 /* ---- which memory ---------------------------------------------------------------------------- */
 
-/* Memory that units share. Layers alternate between two buffers, so that one is gathered while the
- * other computes; where nothing overlaps they have one buffer. Embedding and head share a buffer,
- * unless they are tied. Other units have memory of their own. */
+/* The number of the unit's buffer. Units share buffers: layers alternate between two buffers, so
+ * that one is gathered while the other computes. If nothing overlaps, layers share one buffer.
+ * Embedding and head share a buffer, unless they are tied. Other units have their own buffers. */
 static int buffer_of(const ParamStore *store, int u, bool own)
 {
     const UnitKind *k = store->shape[u].kind;
@@ -126,8 +129,8 @@ static int buffer_of(const ParamStore *store, int u, bool own)
     return !unit_writes_stream(k) && store->tied;
 }
 
-/* On one rank F32 and BF16 weights are views or small copies, which all stay. Stored codes,
- * gathered or read by backward, never change. */
+/* On one rank, F32 and BF16 weights are views or small copies, and all of them stay. Stored codes
+ * never change, so their gathered copies and their transposes stay valid. */
 static Lifetime lifetime_of(const ParamStore *store, int u)
 {
     const bool fp8 = format_is_fp8(buffer_format(store, u)),
@@ -141,7 +144,7 @@ static Lifetime lifetime_of(const ParamStore *store, int u)
                : UNTIL_REUSE;
 }
 
-/* What the unit needs of a buffer, which is as large as the largest that it serves. */
+/* Records the unit's requirements for its buffer. A buffer is as large as its largest unit. */
 static void plan_buffers(ParamStore *store, int u)
 {
     static const Step nothing[] = { NO_STEP };
@@ -256,8 +259,8 @@ static void place_buffers(ParamStore *store, Arena *a)
     }
 }
 
-/* Scales and norm weights of all units: together, so that one collective serves all. And the sum of
- * optimizer_grad_norm. */
+/* Places tensors that serve all units: the scales and norm weights of all units, so that one
+ * collective serves all; and the sum of optimizer_grad_norm. */
 static void place_small(ParamStore *store, Arena *a)
 {
     const Format f32 = { F32, 0, false };
@@ -284,8 +287,8 @@ float *quantized_scale(const ParamStore *store, const Param *p)
     return (float *)store->quantized_scales.data + p->quantized_scale;
 }
 
-/* All of a parameter as it is stored: on one rank in its shard, else where it is gathered to be
- * remade. */
+/* A whole parameter in its stored format: on one rank, in the shard; otherwise in the buffer in
+ * which it is gathered before it is converted. */
 static Tensor stored_whole(const ParamStore *store, int u, const Param *p)
 {
     const bool gathered = takes(store->plan[u].way[p - store->shape[u].param], GATHER);
@@ -319,7 +322,7 @@ static Tensor place_in_buffer(const ParamStore *store, int u, const Param *p, bo
     return t;
 }
 
-/* A parameter that begins at element `at` of a flat tensor in F32 or BF16. */
+/* A parameter that begins at element `at` of a flat F32 or BF16 tensor. */
 static Tensor param_view(const Param *p, Tensor flat, size_t at)
 {
     return tensor_at((char *)flat.data + at * dtype_size(flat.format.dtype), flat.format, p->rows,
@@ -347,7 +350,7 @@ static void place_weights(ParamStore *store)
                         : place_in_buffer(store, u, p, takes(way, VIEW),
                                           &scales[store_encodes(store, u, p) ? FROZEN : p->region]);
             if (p->item > 0)
-                continue; /* after the first one's */
+                continue; /* the items of a parameter follow its first item */
             const Param stack = param_stack(p);
             w.rows = stack.rows;
             store->unit[u].tensor[p->id] = w;
@@ -383,7 +386,7 @@ static void add_step(ParamStore *store, int u, const Param *p, Step step)
         from.data_t = w.data = NULL;
     else if (step != VIEW)
         from = stored_whole(store, u, p);
-    /* one row, whose length is a multiple of 8 where that of rows is not */
+    /* one row: its length is a multiple of 8 even if the length of the matrix's rows is not */
     if (step == CAST && !w.data_t) {
         from.cols = w.cols = p->rows * p->cols;
         from.rows = w.rows = 1;
@@ -391,9 +394,9 @@ static void add_step(ParamStore *store, int u, const Param *p, Step step)
     add_copy(&store->plan[u], step, p, from, w);
 }
 
-/* A slice that was cast to its place is gathered in place. Others are gathered as stored, those of
- * the region QUANTIZED to where they are remade. Slices on the host are fetched to their place
- * first. */
+/* Lists the gather of a region. A slice that was cast to its place in the buffer is gathered in
+ * place. Other slices are gathered in the stored format; slices of the region QUANTIZED go to the
+ * memory from which they are converted. Slices on the host are first fetched to their place. */
 static void add_gather(ParamStore *store, int u, Region r, bool casts)
 {
     const Slice *s = &store->shard[u].slice[r];
@@ -416,7 +419,8 @@ static void add_gather(ParamStore *store, int u, Region r, bool casts)
     add_copy(&store->plan[u], GATHER, NULL, own, whole);
 }
 
-/* From master weights on the host to what operands are gathered or made from. */
+/* Lists the copies from master weights on the host to the tensor from which operands are gathered
+ * or computed. */
 static void add_encode(ParamStore *store, int u, const Param *p)
 {
     const Slice *s = &store->shard[u].slice[p->region];
@@ -428,8 +432,8 @@ static void add_encode(ParamStore *store, int u, const Param *p)
     add_copy(&store->plan[u], ENCODE, p, shard_weights(&store->shard[u], p, first, n), to);
 }
 
-/* First what each rank does with its slices, and what is gathered of them, region by region; then
- * what is made of the whole. */
+/* Lists the copies of a unit: first, region by region, each rank's work on its slices and the
+ * gathers; then the conversions of whole parameters. */
 static void list_copies(ParamStore *store, int u)
 {
     const UnitLayout *shape = &store->shape[u];

@@ -1,4 +1,4 @@
-/* What is where, and how much: of a plan that param_store.c made. */
+/* Sizes and positions in a plan that param_store.c made. */
 #include "model/store/param_store_sizes.h"
 
 #include <string.h>
@@ -13,8 +13,8 @@ static bool has_trained_operands(const UnitLayout *s)
     return false;
 }
 
-/* Each tensor rank has a part of a unit that they compute together; of the others they are more
- * shards. */
+/* Whether each tensor rank has only a part of the unit. Units that are not cut are sharded over the
+ * tensor ranks, too. */
 static bool is_in_parts(const ParamStore *store, int u)
 {
     return store->shape[u].tensor_ranks == store->tensor_ranks;
@@ -104,9 +104,9 @@ ShardChoice store_shard_choice(const ParamStore *store)
 
 size_t update_bucket = 32 << 20;
 
-/* A bucket is a whole operand if its master weights are on the host, since all of it has one scale;
- * else update_bucket elements. The last group of a state may include padding after the
- * parameter. */
+/* If its master weights are on the host, a part is a whole operand, because all of the operand has
+ * one scale. Otherwise a part has update_bucket elements. The last group of a state may include
+ * padding after the parameter. */
 size_t store_update_bucket_bytes(const ParamStore *store)
 {
     size_t most = 0, first;
@@ -139,7 +139,7 @@ size_t shard_part(const Shard *s, const Param *p, size_t *first)
     return from < to ? to - from : 0;
 }
 
-/* Matrices come first if not all of the region has the state. */
+/* Matrices come first if only a part of the region has the state. */
 void shard_divide_state(const ParamStore *store, int u, int state)
 {
     Shard *s = &store->shard[u];

@@ -2,42 +2,42 @@
 #pragma once
 #include "model/store/store_types.h"
 
-/* Bytes of operands and gathered weights; of accumulated gradients and their buffers; of the
- * optimizer's states. */
+/* Size in bytes of operands and gathered weights; of accumulated gradients and their buffers; of
+ * the optimizer's states. */
 size_t store_weight_bytes(const ParamStore *store);
 size_t store_grad_bytes(const ParamStore *store);
 size_t store_state_bytes(const ParamStore *store);
 
-/* Which stored elements of a parameter this rank owns: from *first on. Returns their number, maybe
- * 0. */
+/* The stored elements of a parameter that this rank owns: they begin at *first. Returns their
+ * number, which may be 0. */
 size_t shard_part(const Shard *s, const Param *p, size_t *first);
-/* The range of TRAINED that has the optimizer's k-th state; `stored` is the state itself. */
+/* The range of TRAINED that has the optimizer's k-th state, and the state of this range. */
 Slice shard_state(const Shard *s, int k);
 /* sets before[k] and after[k] */
 void shard_divide_state(const ParamStore *store, int unit, int k);
-/* The group of ranks over which a unit is sharded, their number, and this rank's number among
- * them. */
+/* The group of ranks over which a unit is sharded, the size of this group, and this rank's number
+ * in it. */
 Ranks fsdp_group(const ParamStore *store, int unit);
 int fsdp_shards(const ParamStore *store, int unit);
 int fsdp_rank(const ParamStore *store, int unit);
-/* The ranks over which any unit of this rank is sharded. */
+/* The ranks over which a unit of this rank can be sharded. */
 Ranks fsdp_all(const ParamStore *store);
-/* Elements of this rank's slice of TRAINED of which all tensor ranks have copies. *first: where
- * they begin in the region. Returns their number. */
+/* The range of this rank's slice of TRAINED of which all tensor ranks have copies. *first: its
+ * first element in the region. Returns its number of elements. */
 size_t fsdp_copied(const ParamStore *store, int unit, size_t *first);
 /* Whether this rank's pipeline stage has the unit. */
 bool store_holds(const ParamStore *store, int unit);
 bool store_on_host(const ParamStore *store, int unit, Hosted h);
-/* Bytes of host memory of this rank; h == NUM_HOSTED: of all kinds together. */
+/* Bytes of this rank's host memory for h; h == NUM_HOSTED: for all kinds together. */
 size_t store_host_bytes(const ParamStore *store, Hosted h);
-/* The choice with which the store was planned, except `slots`, which is 0. */
+/* The ShardChoice with which the store was planned, except `slots`, which is 0. */
 ShardChoice store_shard_choice(const ParamStore *store);
 
-/* A bucket, which the optimizer updates at once, has up to update_bucket elements, a multiple of
+/* Maximum number of elements of a part that the optimizer updates at once, a multiple of
  * PARAM_ALIGN. Tests make it small, so that small parameters have several buckets. */
 extern size_t update_bucket;
-size_t store_update_bucket_bytes(const ParamStore *store); /* of the largest bucket */
-/* (1, n), elements of t, a flat tensor of this slice, from element `first` of the region on. */
+size_t store_update_bucket_bytes(const ParamStore *store); /* bytes of the largest bucket */
+/* (1, n): elements of t, a flat tensor of this slice, from element `first` of the region on. */
 Tensor slice_view(const Slice *s, Tensor t, size_t first, size_t n);
-/* n stored elements of a parameter that this rank owns, from the `first` of these on. */
+/* n stored elements of a parameter, from element `first` of this rank's elements on. */
 Tensor shard_weights(const Shard *s, const Param *p, size_t first, size_t n);

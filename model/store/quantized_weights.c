@@ -25,7 +25,7 @@ static void store_e4m3(ParamStore *store, int u, const Param *p, Tensor whole)
     }
 }
 
-/* Whether the groups of whole matrices have no double quantization. */
+/* Whether NF4 groups of whole matrices have no double quantization. */
 static bool is_plain(const ParamStore *store)
 {
     return store->shape->config->lora.plain_nf4;
@@ -37,7 +37,7 @@ static size_t whole_bytes(const ParamStore *store, const Param *p)
     return param_nf4_groups(&whole) * nf4_group_bytes(is_plain(store));
 }
 
-/* to = the blocks of a part, from the groups of the whole matrix; both in host memory. */
+/* Copies the blocks of a part from the groups of the whole matrix; both are in host memory. */
 static void cut_groups(Nf4PlainGroup *to, const Param *p, Nf4 from)
 {
     enum { BLOCKS = NF4_GROUP / NF4_BLOCK };
@@ -74,7 +74,8 @@ static void keep_part(ParamStore *store, int u, const Param *p, const char *grou
     }
 }
 
-/* The same, and the scale of the operand: that of the whole matrix. */
+/* Stores this rank's part of the groups of a whole matrix, and the operand's scale, which is the
+ * scale of the whole matrix. */
 static void keep_groups(ParamStore *store, int u, const Param *p, const char *groups)
 {
     const Param whole = param_whole(p);
@@ -129,7 +130,7 @@ void frozen_round(ParamStore *store)
 {
     for (int u = 0; u < store->num_units; u++) {
         if (store->shape[u].kind->is_projector && lora_trains_projector(store->shape[u].config))
-            continue; /* stored with the adapters */
+            continue; /* this projector is stored with the adapters */
         for (int i = 0; i < store->shape[u].num_params; i++) {
             const Param *p = &store->shape[u].param[i];
             size_t first, n = shard_part(&store->shard[u], p, &first);

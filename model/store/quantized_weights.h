@@ -1,6 +1,6 @@
 /* The region QUANTIZED of a unit: frozen matrices of blocks under adapters, stored in E4M3 or NF4.
- * They are gathered in the stored format; GEMM operands are made from it for each use (the table in
- * param_store.c).
+ * The matrices are gathered in the stored format, and converted to GEMM operands for each use (the
+ * table in param_store.c).
  *
  *   E4M3  is stored with the codes and scale of an FP8 operand. Forward reads it directly, backward
  *         a transposed copy. If operands are E5M2, it is rounded again with the same scale; all
@@ -8,24 +8,24 @@
  *   NF4   is stored tensor by tensor in whole groups (nf4.h). If GEMMs are in FP8, one pass makes
  *         codes and another one transposed codes, with the scale of the matrix's amax.
  *
- * Recipes without FP8 operands read both in the stream's format. The operands of two blocks exist
- * at a time (of one block on a single rank without offload.frozen), and the operands of units that
- * stay gathered (fsdp.h).
+ * Recipes without FP8 operands convert E4M3 and NF4 to the stream's format. The operands of two
+ * blocks exist at a time (of one block on a single rank without offload.frozen), and the operands
+ * of units that stay gathered (fsdp.h).
  *
- * Each tensor rank encodes or reads the whole matrix and keeps its part, so its codes are those
- * of a single rank. Of NF4 it keeps whole blocks, each with its absmax in F32 as decoded from
+ * Each tensor rank encodes or reads the whole matrix and keeps its part, so the codes are the same
+ * as on a single rank. In NF4, it keeps whole blocks, each with its absmax in F32, decoded from
  * double quantization. It cannot keep the second scale, because the blocks of a group may be on
  * several ranks. */
 #pragma once
 #include "model/store/param_store.h"
 
-/* Stores this rank's part of a matrix. whole: all of it, (rows, cols) in F32 or BF16, device
- * memory, the same on all ranks. */
+/* Stores this rank's part of a matrix. whole: the whole matrix, (rows, cols) in F32 or BF16, in
+ * device memory, the same on all ranks. */
 void quantized_store(ParamStore *store, int unit, const Param *p, Tensor whole);
 
 /* Rounds frozen F32 weights, except adapters, to values of BF16. */
 void frozen_round(ParamStore *store);
 
-/* As quantized_store, for a whole matrix that is in NF4 already. groups: param_nf4_groups of them
- * in host memory; Nf4PlainGroup without double quantization. */
+/* As quantized_store, for a whole matrix in NF4. groups: param_nf4_groups groups in host memory; of
+ * type Nf4PlainGroup if there is no double quantization. */
 void quantized_store_nf4(ParamStore *store, int unit, const Param *p, const void *groups);

@@ -9,23 +9,24 @@
 #include "model/shape/pipeline.h"
 
 /* Elements [first, first + count) of a region. (count) and (n) are shapes of tensor_flat: a unit
- * may have more than 2^31. */
+ * may have more than 2^31 elements. */
 typedef struct {
     size_t first, count;
-    /* (count): master weights, or frozen weights; QUANTIZED: bytes of codes or of NF4 groups */
+    /* (count) master weights or frozen weights; in region QUANTIZED, bytes of codes or of NF4
+     * groups */
     Tensor stored;
-    /* (count): from which operands are gathered or made. It is `stored`; or, if master weights are
-     * on the host, their operands, which the update encodes */
+    /* (count) the tensor from which operands are gathered or computed: `stored`; or, if master
+     * weights are on the host, their operands, which the update encodes */
     Tensor gather_input;
 } Slice;
 
-/* This rank's part of one unit. */
+/* This rank's slices of one unit. */
 typedef struct {
     Slice slice[NUM_REGIONS];
-    /* (count) of TRAINED. grad.empty: no micro-batch of this step has written it yet. A state may
-     * cover only a part of the slice: shard_state */
+    /* (count) in TRAINED. grad.empty: no micro-batch of this step has written it yet. A state may
+     * cover only a part of the slice: see shard_state */
     Tensor grad, state[MAX_STATES];
-    /* elements of TRAINED before that part, and after it */
+    /* number of elements of TRAINED before this part, and after it */
     size_t before[MAX_STATES], after[MAX_STATES];
 } Shard;
 
@@ -33,16 +34,17 @@ typedef struct {
  * own slice. */
 typedef enum {
     NO_STEP,
-    VIEW,       /* no copy: the GEMM reads what is stored */
-    CAST_SLICE, /* the slice is rounded to its place in the unit's buffer */
-    /* the slice is rounded to its place in store->replicated, 0 elsewhere: the sum over ranks is
-     * the whole */
+    VIEW,       /* no copy: the GEMM reads the stored weight */
+    CAST_SLICE, /* each rank rounds its slice to its place in the unit's buffer */
+    /* each rank rounds its slice to its place in store->replicated, which is 0 elsewhere: the sum
+     * over ranks is the whole weight */
     REPLICATE,
-    /* the slice, on the host, is rounded to `gather_input` when it has changed */
+    /* if the slice, on the host, has changed, it is rounded to `gather_input` */
     ENCODE,
-    FETCH,      /* the slice is copied from the host to its place in the unit's buffer */
-    GATHER,     /* an all-gather of the region */
-    CAST,       /* the whole is rounded: FP8 codes, transposed codes or both in one pass */
+    FETCH,  /* the slice is copied from the host to its place in the unit's buffer */
+    GATHER, /* an all-gather of the region */
+    /* the whole weight is rounded: to FP8 codes, transposed codes, or both in one pass */
+    CAST,
     TRANSPOSE,  /* FP8 codes are transposed */
     DEQUANTIZE, /* as CAST, from NF4 */
     NUM_STEPS
@@ -52,7 +54,7 @@ typedef enum {
  * copy for both. */
 typedef enum { FOR_FORWARD = 1, FOR_BACKWARD = 2, AS_STORED = 4, AT_UPDATE = 8, AT_LOAD = 16 } Use;
 
-/* A step: `to` = `from`. What is made for both passes has to.data for forward and to.data_t for
+/* A step: `to` = `from`. If it serves both passes, to.data is for forward and to.data_t for
  * backward. */
 typedef struct {
     Step step;
@@ -65,19 +67,20 @@ typedef struct {
  * next update; for the whole run. */
 typedef enum { UNTIL_REUSE, UNTIL_UPDATE, FOR_GOOD } Lifetime;
 
-/* A gathered unit's memory: (n) in its compute format, n the largest unit that it serves. */
+/* Memory for gathered units: (n) elements in the computing format; n: size of its largest unit. */
 typedef struct {
-    /* data_t: transposed FP8 operands. It may be the memory of data, which then holds either rows
-     * or transposes */
+    /* data_t: transposed FP8 operands. It may be the same memory as data, which then holds either
+     * rows or transposes */
     Tensor elements;
-    /* elements.data exists; elements.data_t exists; both are the same memory */
+    /* whether elements.data exists; whether elements.data_t exists; whether both are the same
+     * memory */
     bool has_rows, has_transposes, rotates;
-    /* the transposes are made from the rows, so the two are not the same memory */
+    /* transposes are computed from rows, so both have their own memory */
     bool transposes_rows;
-    /* the gathered region QUANTIZED as stored, where that is not what computes */
+    /* the gathered region QUANTIZED in its stored format, if another format computes */
     void *raw;
     size_t raw_bytes;
-    /* the unit whose weights it holds now, -1: none; and for which uses (enum Use) */
+    /* the unit whose weights are in the buffer now; -1: none; and their uses (enum Use) */
     int unit, has;
     Transfer gather;
 } WeightBuffer;
@@ -85,95 +88,96 @@ typedef struct {
 /* A unit's gradients before they are summed over the shard group. */
 typedef struct {
     Tensor elements; /* (n) in the recipe's format of gradients */
-    int unit;        /* whose gradients it holds now; -1: none */
+    int unit;        /* the unit whose gradients are in the buffer now; -1: none */
     Transfer reduce;
 } GradBuffer;
 
-/* How the stored weights of a unit become operands. Gathering, updating and the memory plan read
- * it. */
+/* The steps from the stored weights of a unit to operands. Gathers, updates and the memory plan use
+ * this list. */
 typedef struct {
-    const Step **way; /* [num_params] the steps of each parameter, up to NO_STEP */
-    Copy *copy;       /* [num_copies] in this order */
-    /* made: the uses that copies serve; others read what was gathered or stored */
+    const Step **way; /* [num_params] the steps of each parameter, ending with NO_STEP */
+    Copy *copy;       /* [num_copies] the copies, in the order of execution */
+    /* made: the uses for which copies exist; other uses read gathered or stored weights */
     int num_copies, made;
-    /* at: where each region begins in the unit's buffer; numel: elements of all regions there */
+    /* at: offset of each region in the unit's buffer; numel: number of elements of all regions */
     size_t at[NUM_REGIONS], numel;
     Lifetime lifetime;
-    WeightBuffer *weights; /* NULL: the stored weights are the weights */
-    GradBuffer *grads;     /* NULL: gradients are added to the shard's */
+    WeightBuffer *weights; /* NULL: GEMMs read the stored weights */
+    GradBuffer *grads;     /* NULL: gradients are added to the shard's gradients */
 } UnitPlan;
 
-/* What can be on the host: frozen weights of layers; the optimizer's states; master weights of
- * layers that compute in a smaller format. */
+/* Data that can be on the host: frozen weights of layers; the optimizer's states; master weights of
+ * layers whose computing format is smaller. */
 typedef enum { HOST_FROZEN, HOST_MOMENTS, HOST_MASTER, NUM_HOSTED } Hosted;
 
-/* How many updates and snapshots are in the optimizer's states. Counts start at 0, as the states
- * do, and are saved, loaded and dropped with them. */
+/* Number of updates and of snapshots in the optimizer's states. The counts start at 0, and are
+ * saved, loaded and dropped with the states. */
 typedef struct {
-    /* in the moments: t of AdamW's bias correction. A step whose loss or gradient is not finite, or
-     * that `spikes` skips, makes none */
+    /* updates in the moments: t of AdamW's bias correction. A step whose loss or gradient is not
+     * finite, or that `spikes` skips, makes no update */
     long updates;
     struct {
         long last, every, count;
-    } average; /* snapshots in the average, by these settings */
+    } average; /* number of snapshots in the average, and the settings of the average */
 } StateCounts;
 
 typedef struct {
-    /* the units */
+    /* units */
     int num_units;
-    HfTensor *tensor; /* [num_tensors] of all units, as files have them */
+    HfTensor *tensor; /* [num_tensors] tensors of all units, as in files */
     int num_tensors;
     UnitLayout *shape;         /* [num_units] */
     Shard *shard;              /* [num_units] */
     UnitPlan *plan;            /* [num_units] */
     UnitTensors *unit, *dunit; /* [num_units] weights in compute format, and gradients */
-    /* [num_buffers]: those that units share, then one per unit */
+    /* [num_buffers] first the buffers that units share, then one per unit */
     WeightBuffer *weight_buffer;
     GradBuffer *grad_buffer; /* [num_buffers] */
 
     /* tensors of all units together */
-    /* (1, 4 per FP8 operand): the scales of operands, 16 bytes apart; trained operands come first
-     * */
+    /* (1, 4 per FP8 operand) scales of operands, 16 bytes apart; trained operands come first */
     Tensor scales;
-    int trained_scales; /* columns of `scales` in front of those */
-    /* (1, 4 per matrix of the blocks) of region QUANTIZED: of FP8 operands and of stored E4M3 */
+    int trained_scales; /* columns of `scales` that belong to trained operands */
+    /* (1, 4 per matrix of the blocks) scales of region QUANTIZED: of FP8 operands and of stored
+     * E4M3 */
     Tensor quantized_scales;
-    /* (1, n): the other parameters of blocks with FP8 operands, norm weights and adapters: whole on
-     * each rank */
+    /* (1, n) the parameters of blocks with FP8 operands that are no operands: norm weights and
+     * adapters; each rank has them whole */
     Tensor replicated;
-    /* device memory: sum of the squares of this rank's gradients; between steps a flag of checks
+    /* device memory: sum of the squares of this rank's gradients; between steps, a flag for checks
      * that read all shards */
     float *square_sum;
 
-    /* how they are stored */
+    /* formats */
     Recipe recipe;
     const Optimizer *optimizer; /* the optimizer whose states the shards hold */
-    StateCounts counts;         /* counts of these states */
-    BaseFormat base_format;     /* how the region QUANTIZED is stored */
+    StateCounts counts;         /* counts of updates and snapshots in these states */
+    BaseFormat base_format;     /* format of the region QUANTIZED */
     bool plain_nf4;             /* NF4 is stored without double quantization (params.h) */
     bool tied;
 
-    /* this rank's part, and when ranks exchange */
-    /* this rank's stage: only its units have shards, copies and buffers here */
+    /* this rank's position, and when ranks exchange data */
+    /* this rank's stage: only its units have shards, copies and buffers on this rank */
     Pipeline pipe;
-    /* the first unit of all stages with a trained parameter: backward ends there */
+    /* the first unit of the whole model with a trained parameter: backward ends there */
     int first_trained;
-    int shards, rank; /* ranks of a shard group, and this one's rank in it */
-    /* number of tensor ranks; and this rank's number among them */
+    int shards, rank; /* size of a shard group; this rank's number in it */
+    /* number of tensor ranks; this rank's number among them */
     int tensor_ranks, tensor_rank;
     bool sum_once; /* gradients are summed over ranks once per step */
 
     /* memory */
-    /* memory is allocated; before that, the functions of fsdp.h return views and move nothing */
+    /* whether memory is allocated; before that, the functions of fsdp.h return views and move no
+     * data */
     bool placed;
     /* weights of units 0 .. resident - 1 are gathered, or rounded, once per step */
     int resident;
-    bool forward_only;       /* no transposed copies */
-    Arena gathered;          /* memory of the weight buffers, if shards > 1 */
-    int on_host[NUM_HOSTED]; /* units 0 .. n - 1, as far as they have it */
-    Arena host;              /* pinned memory of all that is on the host */
-    /* weights are gathered, or fetched from the host, on a queue of their own, ahead of their use
-     * */
+    bool forward_only; /* the run makes no transposed copies */
+    Arena gathered;    /* memory of the weight buffers, if shards > 1 */
+    /* units 0 .. n - 1 have these data on the host, if the unit has such data */
+    int on_host[NUM_HOSTED];
+    Arena host; /* pinned memory for all data on the host */
+    /* a separate queue gathers weights, or fetches them from the host, before they are used */
     bool overlaps;
     /* memory that the optimizer's step may use: at least UPDATE_BUFFERS times update_bucket_bytes,
      * or muon_bytes */
@@ -183,30 +187,30 @@ typedef struct {
     Transfer *reduced; /* the latest reduction of gradients; NULL: there is none yet */
 } ParamStore;
 
-/* The rank for which a plan is made, and what predict/memory.c has chosen. */
+/* The rank that is planned, and the choices of predict/memory.c. */
 typedef struct {
-    int shards, rank; /* number of ranks of a shard group; this rank's number in it */
-    /* gradients are summed over them once per step, not with every micro-batch */
+    int shards, rank; /* size of a shard group; this rank's number in it */
+    /* gradients are summed over ranks once per step, not after every micro-batch */
     bool sum_once;
-    /* units whose weights stay once they are gathered or rounded: 0 .. resident - 1 */
+    /* units 0 .. resident - 1 keep their weights once these are gathered or rounded */
     int resident;
-    /* units 0 .. n - 1 have these on the host, as far as they can */
+    /* units 0 .. n - 1 have these data on the host, as far as possible */
     int on_host[NUM_HOSTED];
-    /* for saved activations (offload.h); 0: each block has memory of its own */
+    /* number of slots for saved activations (offload.h); 0: each block has its own memory */
     int slots;
-    /* tokens of a tile of the MLP, read by model_plan; 0: all tokens are one */
+    /* number of tokens of an MLP tile, for model_plan; 0: one tile has all tokens */
     int tile;
-    /* number of tensor ranks, 0: as 1; and this rank's number among them */
+    /* number of tensor ranks (0 means 1); this rank's number among them */
     int tensor_ranks, tensor_rank;
-    Pipeline pipe; /* stages 0: there is one */
+    Pipeline pipe; /* stages 0 means one stage */
 } ShardChoice;
 
-/* States on the host come to the device bucket by bucket for the optimizer, in one of three
+/* For the optimizer, offloaded states are copied to the device part by part, into one of three
  * buffers. */
 enum { UPDATE_BUFFERS = 3 };
 
-/* The first NUM_ROTATING buffers are used by several units, one after the other. Then each unit has
- * a buffer of its own. */
+/* Several units use the first NUM_ROTATING buffers, one after the other. The following buffers
+ * belong to one unit each. */
 enum { NUM_ROTATING = 4 };
 
 static inline int num_buffers(const ParamStore *store)

@@ -13,7 +13,7 @@
 #include "model/shape/units.h"
 #include "model/store/param_store_sizes.h"
 
-/* The quintic of torch.optim.Muon: X = a X + (b A + c A A) X, A = X X^T. */
+/* The quintic iteration of torch.optim.Muon: X = a X + (b A + c A A) X with A = X X^T. */
 static const float quintic[3] = { 3.4445f, -4.775f, 2.0315f };
 
 static const Format bf16 = { BF16, 0, false };
@@ -25,7 +25,8 @@ bool muon_steps(const ParamStore *store, const Param *p)
 
 /* ---- matrices -------------------------------------------------------------------------------- */
 
-/* Rows of a parameter, and the rank of the shard group that orthogonalizes them. */
+/* Rows of a parameter that form a matrix, and the rank of the shard group that orthogonalizes
+ * it. */
 typedef struct {
     const Param *param;
     int first, rows, owner;
@@ -41,8 +42,8 @@ static double cost(const Matrix *x)
     return m * m * (2 * n + m);
 }
 
-/* Each matrix, from the most expensive one on, goes to the rank with the least work since the step
- * began; the first of equal ones. */
+/* Assigns matrices to ranks, the most expensive matrix first. Each goes to the rank with the least
+ * work since the step began; of several such ranks, to the first. */
 static void choose_owners(Matrices *all, int ranks, double *work)
 {
     for (int i = 0; i < all->count; i++) {
@@ -59,8 +60,8 @@ static void choose_owners(Matrices *all, int ranks, double *work)
     }
 }
 
-/* The matrices of a unit: the projections of its parameters; of q, k and v with optimizer.per_head
- * each head. */
+/* Lists the matrices of a unit: the parts of its parameters. With optimizer.per_head, each head of
+ * q, k and v is a matrix. */
 static Matrices list_matrices(const ParamStore *store, const Config *c, int u)
 {
     Matrices all = { 0 };
@@ -77,7 +78,7 @@ static Matrices list_matrices(const ParamStore *store, const Config *c, int u)
     return all;
 }
 
-/* The first element of a matrix in the region, and the one after its last. */
+/* first element of a matrix in the region, and the first element after it */
 static size_t first_of(const Matrix *x)
 {
     return x->param->offset + (size_t)x->first * (size_t)x->param->cols;
@@ -90,18 +91,18 @@ static size_t end_of(const Matrix *x)
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* AHEAD: units whose updates are gathered or scattered while those of another are computed, one
- * before it and one after it. */
+/* AHEAD: units in memory: one whose matrices are computed, one before it whose result is scattered,
+ * one after it that is gathered. */
 enum { ALONE = 1, AHEAD = 3 };
 
 typedef struct {
-    int units;           /* in memory at once: ALONE or AHEAD */
-    Tensor whole[AHEAD]; /* (1, n) u of a unit, then X */
-    void *next;          /* X of a matrix after an iteration */
+    int units;           /* units in memory at once: ALONE or AHEAD */
+    Tensor whole[AHEAD]; /* (1, n): u of a unit, later X */
+    void *next;          /* X of a matrix after one iteration */
     void *gram, *factor; /* A, and b A + c A A */
     float *squares;      /* ||u||^2 */
     Transfer gather[AHEAD], scatter[AHEAD];
-    double *work; /* of each rank since the step began */
+    double *work; /* work of each rank since the step began */
 } Memory;
 
 static Memory place(const ParamStore *store, const Config *c, Arena *a, int units)
@@ -147,7 +148,7 @@ size_t muon_bytes(const ParamStore *store, const Config *c)
     return store->optimizer->orthogonalizes && !store->forward_only ? bytes_of(store, c, ALONE) : 0;
 }
 
-/* Elements from `first` to `end` of t, (1,n) in BF16. */
+/* Elements `first` to `end` - 1 of t, (1, n) in BF16. */
 static Tensor elements(Tensor t, size_t first, size_t end)
 {
     return tensor_at((char *)t.data + first * dtype_size(BF16), bf16, 1, (int)(end - first));
@@ -155,9 +156,9 @@ static Tensor elements(Tensor t, size_t first, size_t end)
 
 /* ---- the step -------------------------------------------------------------------------------- */
 
-/* Replaces x (rows, columns) by X, its orthogonal factor. With more rows than columns A is X^T X
- * and multiplies from the right, so that nothing is transposed. Iterations go from one of two
- * buffers to the other, and the last one ends in x. */
+/* Replaces x (rows, columns) by X, its orthogonal factor. If there are more rows than columns, A is
+ * X^T X and is multiplied from the right, so that no matrix is transposed. Iterations alternate
+ * between two buffers, and the last one ends in x. */
 static void orthogonalize(const Memory *m, const Config *c, Tensor x)
 {
     const bool tall = x.rows > x.cols;
@@ -216,7 +217,8 @@ static void apply(const ParamStore *store, const Config *c, const StepParams *st
         step->seed, store->shape[u].first + p->number + (from - p->offset));
 }
 
-/* A unit, number i of those with matrices. */
+/* The update of one unit. `slot` is the unit's memory in `Memory`: units with matrices take the
+ * slots in turn. */
 typedef struct {
     int unit, slot;
     Tensor whole, own;
@@ -229,7 +231,7 @@ static Update update_of(const ParamStore *store, const Memory *m, int u, int i)
     return (Update){ u, i % m->units, whole, elements(whole, s->first, s->first + s->count) };
 }
 
-/* `whole` gets u of all ranks. */
+/* Gathers u of all ranks in `whole`. */
 static void gather(const ParamStore *store, const Config *c, const StepParams *step, Memory *m,
                    Update t)
 {
@@ -246,7 +248,7 @@ static void gather(const ParamStore *store, const Config *c, const StepParams *s
     transfer_end(&m->gather[t.slot]);
 }
 
-/* u of the unit becomes X, on this rank `own`. */
+/* Replaces u of the unit by X; this rank's slice is `own`. */
 static void compute(const ParamStore *store, const Config *c, Memory *m, Update t)
 {
     Matrices all = list_matrices(store, c, t.unit);
@@ -287,7 +289,7 @@ static void finish(const ParamStore *store, const Config *c, const StepParams *s
     free(all.matrix);
 }
 
-/* The units with matrices that this stage holds. */
+/* The units with matrices on this stage. */
 static int list_units(const ParamStore *store, int *unit)
 {
     int count = 0;

@@ -12,7 +12,7 @@ int schedule_batch(const Config *c, long step)
     return c->global_train_batch_size >> halvings;
 }
 
-/* The last step with the batch size of that step; -1: it stays. */
+/* The last step that has the batch size of `step`; -1: the batch size stays. */
 static long last_alike(const Config *c, long step)
 {
     for (int i = 0; i < c->batch_warmup.count; i++)

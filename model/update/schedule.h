@@ -1,4 +1,4 @@
-/* The schedules of the learning rate, of the limit of the gradient norm, and of the batch size. */
+/* Schedules of the learning rate, of the limit of the gradient norm, and of the batch size. */
 #pragma once
 #include "model/shape/config.h"
 
@@ -7,27 +7,29 @@ typedef struct {
     long steps, tokens;
 } RunLength;
 
-/* `step` counts from 1; `tokens`: trained on after this step. */
+/* `step` counts from 1; `tokens`: number of tokens trained on after this step. */
 double schedule_lr(const Config *c, RunLength length, long step, long tokens);
 double schedule_max_grad_norm(const Config *c, long step, long tokens); /* 0: no clipping */
 
 /* The batch size of a step, counted from 1, in sequences over all ranks [Merrill et al. 2025, arXiv
- * 2505.23971: batch size warmup by doubling]. tokens: of the steps after `first` up to `last`.
- * steps_for: steps after `step` in which `tokens` more are trained. */
+ * 2505.23971: batch size warmup by doubling]. schedule_tokens: number of tokens in the steps after
+ * `first` up to `last`. schedule_steps_for: number of steps after `step` that train `tokens` more
+ * tokens. */
 int schedule_batch(const Config *c, long step);
 double schedule_tokens(const Config *c, long first, long last);
 double schedule_steps_for(const Config *c, long step, double tokens);
 
-/* The length of the sequences of a step, counted from 1: a multiple of min_sequence_length that
- * grows linearly to T. */
+/* The length of the sequences of a step (counted from 1) in tokens: a multiple of
+ * min_sequence_length that grows linearly to T. */
 int schedule_length(const Config *c, long step);
 
-/* max_duration in the scheduler's units; 0: epochs, whose length depends on the data. */
+/* max_duration in the scheduler's units; 0: it is given in epochs, whose length depends on the
+ * data. */
 double schedule_duration(const Config *c);
 
-/* Where the schedule ends: t_max if it is given, else `run`. Both are in the scheduler's units. */
+/* The end of the schedule: t_max if it is given, else `run`. Both are in the scheduler's units. */
 double schedule_end(const Config *c, double run);
 
-/* Dies if warmup and decay do not fit the run, warns if it ends during the warmup. run: its length
- * in the scheduler's units; 0: it depends on the data. where: "x.yaml:3: " or "". */
+/* Dies if warmup and decay do not fit the run; warns if the run ends during the warmup. run: length
+ * of the run in the scheduler's units; 0: it depends on the data. where: "x.yaml:3: " or "". */
 void schedule_check(const Config *c, double run, const char *where);

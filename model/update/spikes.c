@@ -1,5 +1,5 @@
-/* DIFFERS: in OLMo-core all steps after one that is not finite are skipped, too, because a
- * comparison with NaN is false. */
+/* DIFFERS: OLMo-core also skips all steps after a step that is not finite, because a comparison
+ * with NaN is false. */
 #include "model/update/spikes.h"
 
 #include <math.h>
@@ -9,7 +9,7 @@
 
 #include "kernels/runtime/error.h"
 
-/* Sums in the order of the series, so that a resumed run computes the same bits. */
+/* Adds in the order of the series, so that a resumed run computes the same bits. */
 static double score(double x, const double *series, int count)
 {
     double mean = 0, squares = 0;
@@ -42,10 +42,10 @@ bool spikes_exceed(SpikeScores s)
     return s.loss > SPIKES_LIMIT || s.grad_norm > SPIKES_LIMIT;
 }
 
-/* 17 digits identify a double. */
+/* 17 digits determine a double. */
 char *spikes_print(const double *series, int count)
 {
-    enum { LENGTH = 26 }; /* of -1.2345678901234567e-308, a blank and the end */
+    enum { LENGTH = 26 }; /* bytes of -1.2345678901234567e-308, a blank and the final zero */
     char *text = xcalloc((size_t)count + 1, LENGTH), *end = text;
     for (int i = 0; i < count; i++)
         end += snprintf(end, LENGTH, "%s%.17g", i ? " " : "", series[i]);

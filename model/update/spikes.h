@@ -8,24 +8,26 @@
 
 enum { SPIKES_WINDOW = 128, SPIKES_LEAST = 63, SPIKES_LIMIT = 6 };
 
-/* The last steps with finite loss and gradient norm, oldest first. Includes spikes; otherwise a
+/* The last steps with finite loss and gradient norm, oldest first. Spikes are included: otherwise a
  * loss that stays higher would be a spike for ever. Part of a run's state. */
 typedef struct {
     int count;
     double loss[SPIKES_WINDOW], grad_norm[SPIKES_WINDOW];
 } SpikeWindow;
 
-/* Standard deviations (n - 1 in the denominator) from the mean; NAN before SPIKES_LEAST steps,
- * infinite if all are the same. */
+/* Number of standard deviations (n - 1 in the denominator) from the mean; NAN before SPIKES_LEAST
+ * steps, infinite if all values are equal. */
 typedef struct {
     double loss, grad_norm;
 } SpikeScores;
 
-/* Scores a step, both of whose values are finite, against the window, and adds it to the window. */
+/* Scores a step against the window, and adds it to the window. Both of its values must be
+ * finite. */
 SpikeScores spikes_add(SpikeWindow *w, double loss, double grad_norm);
-bool spikes_exceed(SpikeScores s); /* one of them is more than SPIKES_LIMIT */
+bool spikes_exceed(SpikeScores s); /* one of the scores exceeds SPIKES_LIMIT */
 
-/* One series of a window as text, numbers separated by blanks, and back bit for bit. The text is
- * malloc'ed; spikes_parse returns the count of numbers, -1 if the text is anything else. */
+/* spikes_print: one series of a window as text, numbers separated by blanks, malloc'ed.
+ * spikes_parse: reads the text back bit for bit; returns the count of numbers, or -1 if the text is
+ * anything else. */
 char *spikes_print(const double *series, int count);
 int spikes_parse(double series[SPIKES_WINDOW], const char *text);

@@ -1,10 +1,10 @@
 /* The gradient norm, and the optimizer's step over the shards.
  *
- * States and master weights on the host come to the device bucket by bucket and go back, next to
- * the step of other buckets:
+ * Offloaded states and master weights are copied to the device bucket by bucket and copied back,
+ * while other buckets are updated:
  *
  *     fetch queue      bucket i + 1
- *     compute queue    bucket i          the optimizer, and codes of what it made
+ *     compute queue    bucket i          the optimizer, and codes of its results
  *     offload queue    bucket i - 1 */
 #include "model/update/update.h"
 
@@ -21,7 +21,7 @@
 #include "model/store/param_store_sizes.h"
 #include "model/update/muon_step.h"
 
-/* Parameters that all tensor ranks have count once. */
+/* Parameters of which all tensor ranks have a copy count once. */
 static Tensor counted_grads(const ParamStore *store, int u)
 {
     const Shard *s = &store->shard[u];
@@ -30,7 +30,7 @@ static Tensor counted_grads(const ParamStore *store, int u)
     return copied ? tensor_flat(s->grad, s->slice[TRAINED].count - copied) : s->grad;
 }
 
-/* The sum goes from stage to stage, so that it has the bits of one that is made without stages. */
+/* The sum goes from stage to stage, so that it has the same bits as a sum without stages. */
 static void sum_chunk(const ParamStore *store, int chunk)
 {
     const Tensor sum = tensor_at(store->square_sum, (Format){ F32, 0, false }, 1, 1);
@@ -62,7 +62,7 @@ double optimizer_grad_norm(const ParamStore *store)
     return sqrt(total);
 }
 
-/* Elements that must not be divided: the largest group of a state with a common scale. */
+/* Number of elements that must stay together: the largest group of a state with a common scale. */
 static size_t largest_group(const ParamStore *store, const Shard *s)
 {
     size_t group = 0;
@@ -71,8 +71,8 @@ static size_t largest_group(const ParamStore *store, const Shard *s)
     return group;
 }
 
-/* Elements of a parameter that this rank owns and updates at once: n from its `first` on, with the
- * padding (zeros) that the last group of a state includes. */
+/* Elements of a parameter that this rank owns and updates at once: n elements from its `first` on.
+ * Includes the padding (zeros) of a state's last group. */
 typedef struct {
     int unit;
     const Param *param;
@@ -108,8 +108,8 @@ static void add_bucket(ParamStore *store, Buckets *all, int u, const Param *p, s
     }
 }
 
-/* Includes parameters that have no element on this rank, if the scale of their codes is one of all
- * ranks. */
+/* Adds the buckets of a parameter. A parameter without elements on this rank also gets a bucket if
+ * all ranks compute the scale of its codes together. */
 static void add_buckets(ParamStore *store, Buckets *all, int u, const Param *p)
 {
     const size_t group = largest_group(store, &store->shard[u]);
@@ -128,8 +128,8 @@ static void add_buckets(ParamStore *store, Buckets *all, int u, const Param *p)
     }
 }
 
-/* Large ones first, on all ranks in the same order: a bucket comes while one of the same size
- * goes. */
+/* Large buckets come first, in the same order on all ranks: a bucket is fetched while a bucket of
+ * the same size goes back. */
 static int compare_buckets(const void *x, const void *y)
 {
     const UpdateBucket *a = x, *b = y;
@@ -171,7 +171,7 @@ static void copy(void *device, void *host, size_t bytes, Direction d)
         device_copy(d == TO_DEVICE ? device : host, d == TO_DEVICE ? host : device, bytes);
 }
 
-/* Copies t, and returns where it is on the device: the next of the buffer. */
+/* Copies t to the next free range of the buffer; returns the tensor there. */
 static Tensor copy_tensor(Arena *buffer, Tensor t, Direction d)
 {
     const size_t n = tensor_numel(t), data = n * dtype_size(t.format.dtype),
@@ -209,9 +209,9 @@ static Tensor elements(Tensor t, size_t first, size_t n)
     return t.data ? slice_view(&(Slice){ 0 }, t, first, n) : t;
 }
 
-/* Random bits of stochastic rounding depend on where an element is in the whole parameter: runs of
- * rows are `skip` apart there, and each of several runs of rows, as q, k and v, has a step of its
- * own. */
+/* Updates the elements. Random bits of stochastic rounding depend on the position of an element in
+ * the whole parameter. If rows are cut, their buckets are `skip` elements apart in it. If a row
+ * consists of several buckets, as q, k and v, each bucket has its own step. */
 static void step_runs(const ParamStore *store, StepParams step, const UpdateBucket *bucket)
 {
     const Param *p = bucket->param;
@@ -258,13 +258,13 @@ static void step_bucket(ParamStore *store, const Config *c, StepParams step,
 
 typedef struct {
     UpdateBucket staged[UPDATE_BUFFERS];
-    /* allowed when the bucket before is on the host again */
+    /* the buffer is free when the bucket before is on the host again */
     Transfer fetch[UPDATE_BUFFERS];
     DeviceMark *computed;
 } UpdateBuffers;
 
-/* Before the first bucket the fetch queue waits for the compute queue: the memory of the buffers is
- * that of activations. */
+/* Before the first bucket the fetch queue waits for the compute queue: the buffers share their
+ * memory with activations. */
 static void fetch_bucket(const ParamStore *store, UpdateBuffers *s, const UpdateBucket *p,
                          int number)
 {
@@ -276,9 +276,9 @@ static void fetch_bucket(const ParamStore *store, UpdateBuffers *s, const Update
     transfer_end(&s->fetch[buffer]);
 }
 
-/* Waits until the next bucket is on the device: on the host its first scales may share a 32-bit
- * word with this bucket's last. Copies still go both ways, since the bucket after that is already
- * being fetched. */
+/* Waits until the next bucket is on the device: on the host, its first scales may share a 32-bit
+ * word with this bucket's last scales. Copies still run in both directions, because the bucket
+ * after the next is already being fetched. */
 static void return_bucket(const ParamStore *store, UpdateBuffers *s, const UpdateBucket *p,
                           int number)
 {
@@ -290,7 +290,7 @@ static void return_bucket(const ParamStore *store, UpdateBuffers *s, const Updat
     device_queue(QUEUE_COMPUTE);
 }
 
-/* Operations queued after this find all buckets on the host again, and their buffers free. */
+/* After this, queued operations find all buckets on the host again, and the buffers free. */
 static void close_buffers(UpdateBuffers *s)
 {
     for (int i = 0; i < UPDATE_BUFFERS; i++) {
@@ -311,7 +311,8 @@ void optimizer_step(ParamStore *store, const Config *c, long step, double lr, do
                                 .seed = random_bits(c->seed, step) };
     Buckets all = list_buckets(store);
     UpdateBuffers buffers = { 0 };
-    int fetched = 0, stepped = 0; /* buckets that move */
+    /* number of offloaded buckets fetched so far; number of them updated so far */
+    int fetched = 0, stepped = 0;
     for (int i = 0, ahead = 0; i < all.count; i++) {
         for (; ahead < all.count && ahead <= i + 1; ahead++)
             if (moves(&all.bucket[ahead]))
