@@ -3,7 +3,7 @@
  *
  * A token file has `rows` consecutive tokens of image_token_id for each image. Next to it is its
  * index, headerless little-endian numbers: the id of the features (8 bytes), then for each image of
- * the token file, in order, its number in the folder of features (4 bytes). The k-th image token of
+ * the token file, in order, its index in the folder of features (4 bytes). The k-th image token of
  * a file shows row k % rows of image index[k / rows], so a sequence may begin or end inside an
  * image.
  *
@@ -50,7 +50,8 @@ uint64_t features_count(const ImageFeatures *f); /* number of images */
 const void *features_at(const ImageFeatures *f, uint32_t image, int row);
 bool features_is_finite(const ImageFeatures *f, const void *row);
 
-/* images_index_bytes: size of the shard's index. images_number: number of its i-th image. */
+/* images_index_bytes: size of the shard's index. images_number: index of its i-th image in the
+ * folder of features. */
 size_t images_index_bytes(const Shard *s);
 uint32_t images_number(const Shard *s, uint64_t i);
 

@@ -37,7 +37,7 @@ typedef struct {
     char *name; /* label of the task in OLMo */
     Metric metric;
     int *token;
-    uint32_t *image; /* numbers of images in the folder of features */
+    uint32_t *image; /* index of each shown image in the folder of features */
     Choice *choice;
     Question *question;
     size_t tokens, images;

@@ -15,7 +15,7 @@ typedef struct {
     int num_image_paths;
     const char *image_features;
     double ratio;          /* ratio / (sum of all ratios) is the source's share of the instances */
-    double max_repetition; /* how often each instance may be used, on average, at most */
+    double max_repetition; /* maximum of the mean number of uses per instance */
     /* number of the source's tokens in use, the same in each repetition; 0: all */
     long tokens;
 } MixtureSource;

@@ -6,8 +6,8 @@
  * the mean of its absmaxes, is subtracted from the absmaxes. `nested` is the largest magnitude
  * among 256 such differences, and each difference becomes nested times the nearest of 256 values
  * (DYNAMIC8, kernels/dynamic8.h, without its rule of signs). x / max is computed as x (1/max), with
- * quotient and product rounded to F32. In a block of zeros the result is NaN, whose code is 0, so
- * its elements become -1 times its rounded absmax.
+ * quotient and product rounded to F32. In a block of zeros x (1/max) is NaN. NaN gets code 0, whose
+ * value is -1. So each element of the block becomes -1 times the block's rounded absmax.
  *
  * DIFFERS: the mean is a sum in F64, rounded once; in bitsandbytes it is a sum in F32, in torch's
  * order. 1/max is rounded to nearest; on a GPU bitsandbytes approximates it. On a CPU bitsandbytes

@@ -25,7 +25,7 @@ char *checkpoint_set_aside(const Config *c, const ParamStore *store, const Train
                            size_t file_limit);
 
 /* Saves only the weights, as step<N>-average: a folder for other programs, with average.json, which
- * describes the average. Replaces the average of an earlier process. Dies if the disk fails. No
- * save may be in progress. */
+ * describes the average. Replaces a folder step<N>-average that an earlier process wrote. Dies if
+ * the disk fails. No save may be in progress. */
 void checkpoint_write_average(const Config *c, const ParamStore *store, const TrainState *s,
                               size_t file_limit);

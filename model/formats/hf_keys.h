@@ -4,8 +4,8 @@
 
 /* VALUE, TOKEN, ROTATION, BLOCKS: all values are supported. ONLY, REFUSED: they change the model,
  * and only one value is supported. WRITTEN, LITERAL, IGNORED: they do not change the model, and any
- * value is accepted. transformers does not read a key without a row either; a warning names such a
- * key. */
+ * value is accepted. transformers, too, ignores keys that have no row in this table. A warning
+ * names them. */
 typedef enum {
     HF_VALUE, /* a number or a truth value in the ModelConfig */
     /* as HF_VALUE, for a token id: of a list, the first; -1 if it is not in the vocabulary */

@@ -19,9 +19,9 @@ int stages_head_rank(const ParamStore *store);
 /* Makes the units of a chunk of this stage read and write the activations of set `set`. */
 void stages_use_set(Model *m, int set);
 
-/* stages_use_set for micro-batch r.micro of a step. Before the forward pass, its set gets a copy of
- * the scale_amax values of micro-batch r.micro - 1, which keeps its own copy for its backward
- * pass. */
+/* stages_use_set for micro-batch r.micro of a step. Before a forward pass, copies scale_amax from
+ * the set of micro-batch r.micro - 1 to the set of this micro-batch. The older set keeps its
+ * values, because the backward pass of micro-batch r.micro - 1 needs them. */
 void stages_use(Model *m, const ParamStore *store, UnitRange units, PipelineRow r);
 
 /* Receive the stream that the chunk reads; the gradient of the stream that the chunk wrote. */

@@ -242,7 +242,8 @@ static inline int pipeline_stages(const Strategy *s)
     return s->pipeline_stages > 1 ? s->pipeline_stages : 1;
 }
 
-/* The number of groups of ranks that have different sequences, if there are `ranks` ranks. */
+/* Data-parallel degree of `ranks` ranks: the number of groups, each of which reads its own
+ * sequences. */
 static inline int data_ranks(const Strategy *s, int ranks)
 {
     return ranks / (context_ranks(s) * tensor_ranks(s) * pipeline_stages(s));

@@ -21,7 +21,7 @@ typedef struct {
     double loss, grad_norm;
 } SpikeScores;
 
-/* Scores a step against the window, and adds it to the window. Both of its values must be
+/* Scores a step against the window, and adds it to the window. loss and grad_norm must be
  * finite. */
 SpikeScores spikes_add(SpikeWindow *w, double loss, double grad_norm);
 bool spikes_exceed(SpikeScores s); /* one of the scores exceeds SPIKES_LIMIT */
