@@ -34,17 +34,18 @@ typedef struct {
 
 extern const HfKey hf_keys[]; /* in the order of writing; ends with key NULL */
 
-/* Keys of rope_scaling and rope_parameters; types: bits 1 << RopeType of the types that have them.
- * Ends with key NULL. */
+/* A key of rope_scaling and rope_parameters. */
 typedef struct {
     HfKey key;
-    unsigned types;
+    unsigned types; /* bit 1 << RopeType for each type that has the key */
 } HfRopeKey;
+/* ends with key NULL */
 extern const HfRopeKey hf_rope_keys[];
 
 /* Whether the row applies to this class, by its flags. */
 bool hf_key_is_of(const HfKey *k, const Architecture *a);
 
-/* The row of a key in the config.json of this class, or of this RopeType; NULL: there is none. */
+/* The row of a key in the config.json of this class; NULL: there is none. */
 const HfKey *hf_key(const Architecture *a, const char *key);
+/* The row of a key of this RopeType; NULL: there is none. */
 const HfKey *hf_rope_key(const char *key, RopeType type);
