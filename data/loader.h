@@ -30,16 +30,18 @@ uint64_t loader_instances(const Loader *l);
  * epoch */
 uint64_t loader_steps(const Loader *l, uint64_t instance);
 
-/* For data.mix. loader_given: instances taken since the mixture last changed. loader_left:
- * instances from the next step on, until a source would be used more often than its max_repetition.
- * loader_lack: the error text, malloc'ed, if the sources lack instances for this many steps; NULL:
- * there are enough. */
+/* The following three functions are for data.mix. */
+/* number of instances taken since the mixture last changed */
 uint64_t loader_given(const Loader *l);
+/* number of instances from the next step on, until a source would be used more often than its
+ * max_repetition */
 uint64_t loader_left(const Loader *l);
+/* the error text, malloc'ed, if the sources lack instances for this many steps; NULL: there are
+ * enough */
 char *loader_lack(const Loader *l, uint64_t steps);
 
-/* The following functions are for source i of a mixture. loader_fingerprint and loader_content,
- * below, describe the hashes. */
+/* The following three functions are for source i of a mixture. loader_fingerprint and
+ * loader_content, below, describe the hashes. */
 /* number of instances of one epoch of the source */
 uint64_t loader_source_instances(const Loader *l, int i);
 uint64_t loader_source_fingerprint(const Loader *l, int i);

@@ -7,11 +7,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Limits of a prompt or a choice: ids below `vocab`, at most `most` tokens. image_rows: tokens of
- * an image; 0: the model reads only text. no_features: why there are no features and what to do;
- * NULL: there are features. */
+/* Limits of a prompt or a choice. */
 typedef struct {
+    /* ids are below vocab. most: maximum number of tokens. image_rows: number of tokens of an
+     * image; 0: the model reads only text */
     int vocab, most, image_id, image_rows;
+    /* why there are no features, and what to do; NULL: there are features */
     const char *no_features;
 } TokenLimits;
 

@@ -65,9 +65,10 @@ typedef struct {
     int max_period, min_period, max_count;
 } DataSpec;
 
-/* Result of best-fit packing: number of documents in the files; number of pieces in the sequences,
- * which is larger if long documents are split; tokens and targets in the pieces, without
- * padding. */
+/* Result of best-fit packing. */
 typedef struct {
+    /* documents: number of documents in the files. pieces: number of pieces in the sequences, which
+     * is larger if long documents are split. tokens, labels: number of tokens and targets in the
+     * pieces, without padding */
     uint64_t documents, pieces, tokens, labels;
 } PackedData;

@@ -11,8 +11,8 @@ enum { MAX_STATES = 4 };
 typedef enum {
     OWN_FORMAT,  /* `own` */
     OWN_FORMATS, /* `own` in layers (UnitKind.is_layer), and `elsewhere` in other units */
-    MOMENT1,     /* this column of the recipe */
-    MOMENT2      /* this column of the recipe */
+    MOMENT1,     /* moment1 of the recipe */
+    MOMENT2      /* moment2 of the recipe */
 } StateFormat;
 
 /* Which trained weights have a state. */

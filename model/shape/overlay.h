@@ -43,8 +43,8 @@ static inline void buffers_add(BufferSet *s, const BufferSet *more)
 }
 
 typedef struct {
-    size_t bytes,
-        at; /* bytes: size, 0: the buffer does not exist. at: offset in the shared memory */
+    /* bytes: size; 0: the buffer does not exist. at: offset in the shared memory */
+    size_t bytes, at;
     BufferSet meets; /* the buffers that are live at the same time, including this one */
 } OverlaidBuffer;
 

@@ -59,9 +59,9 @@ typedef struct {
      * describe this rank's slice; 1: the parameter is whole */
     int tensor_ranks, tensor_rank;
 } Param;
-/* PARAM_ALIGN: parameters begin at multiples of this number of elements, which are whole optimizer
- * groups of 128 or 256, and 256 bytes or more in any format. SCALE_FLOATS: scales of FP8 operands
- * are this number of floats apart. */
+/* PARAM_ALIGN: parameters begin at multiples of this number of elements, so they have whole
+ * optimizer groups of 128 or 256 and are 256-byte aligned in any format. SCALE_FLOATS: scales of
+ * FP8 operands are this number of floats apart. */
 enum { PARAM_ALIGN = 256, SCALE_FLOATS = 4 };
 
 static inline size_t param_numel(const Param *p)
@@ -86,7 +86,7 @@ typedef struct {
     size_t computing[NUM_REGIONS];
     size_t first;        /* number of the unit's first element in the model */
     bool matrices_first; /* in the region TRAINED, the matrices of layers come first */
-    size_t matrices;     /* number of elements of these matrices; 0 if they do not come first */
+    size_t matrices;     /* they are elements 0 .. matrices - 1; 0 if they do not come first */
     /* number of tensor ranks that compute the unit together; 1: each of them computes the whole
      * unit */
     int tensor_ranks;
