@@ -58,7 +58,7 @@ int sources_next(const Sources *s, SourcePosition position[MIXTURE_MOST], Source
 /* Number of instances that the mixture has from these positions on, until a source has no
  * repetition left. */
 uint64_t sources_left(const Sources *s, const SourcePosition position[MIXTURE_MOST]);
-/* Number of instances that the mixture has given before these positions. */
+/* Number of instances taken before these positions, since the mixture last changed. */
 uint64_t sources_given(const Sources *s, const SourcePosition position[MIXTURE_MOST]);
 
 /* Returns an error text, malloc'ed, if the sources lack instances for `instances` more: what is
