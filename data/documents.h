@@ -14,9 +14,10 @@ void documents_each(const Shard *s, const DataSpec *spec, DocumentFn *take, void
 /* For messages: the setting that makes documents end after an eos. */
 const char *documents_by_eos(const DataSpec *spec);
 
-/* Boundaries by metadata: tokens at which a document, or a range outside documents, begins. inside:
- * number of tokens in documents. */
+/* Boundaries by metadata. */
 typedef struct {
+    /* at: [count] tokens at which a document, or a range outside documents, begins. inside: number
+     * of tokens in documents */
     uint64_t *at, count, inside;
 } Begins;
 

@@ -11,7 +11,7 @@ typedef struct {
     int count;
 } Doubling;
 
-/* doubling_batch: the batch of the step that follows `steps` steps. doubling_sum: the sum of the
- * batches of `more` steps from that step on. */
+/* The batch of the step that follows `steps` steps. */
 uint64_t doubling_batch(const Doubling *d, uint64_t steps);
+/* The sum of the batches of `more` steps, beginning with the step that follows `steps` steps. */
 uint64_t doubling_sum(const Doubling *d, uint64_t steps, uint64_t more);

@@ -3,7 +3,7 @@
  *
  * A token file has `rows` consecutive tokens of image_token_id for each image. Next to it is its
  * index, headerless little-endian numbers: the id of the features (8 bytes), then for each image of
- * the token file, in order, its number in the folder of features (4 bytes). The k-th image token of
+ * the token file, in order, its index in the folder of features (4 bytes). The k-th image token of
  * a file shows row k % rows of image index[k / rows], so a sequence may begin or end inside an
  * image.
  *
@@ -26,12 +26,11 @@ typedef struct ImageFeatures {
     uint64_t id;
     uint64_t tower;   /* hash of the vision tower that made the features; 0: unknown */
     json_t *settings; /* of features.json; NULL: the file has no settings */
-    int rows, cols;   /* an image's number of rows, and the values of a row */
+    int rows, cols;   /* number of rows of an image, and number of values of a row */
     bool f32;         /* values are F32; false: BF16 */
     int num_files;
     const uint8_t **file; /* (num_files) mapped bytes of each file */
-    /* (num_files + 1): number of images in all files before this one; the last entry: in all
-     * files */
+    /* (num_files + 1): number of images in all files before file i; the last entry: in all files */
     uint64_t *first;
 } ImageFeatures;
 
@@ -46,12 +45,14 @@ void features_check_tower(const ImageFeatures *f, uint64_t tower, const char *mo
 void features_close(ImageFeatures *f);           /* NULL is allowed */
 uint64_t features_count(const ImageFeatures *f); /* number of images */
 
-/* features_at: a row of an image. features_is_finite: whether all values of the row are finite. */
+/* A row of an image. */
 const void *features_at(const ImageFeatures *f, uint32_t image, int row);
+/* Whether all values of this row are finite. */
 bool features_is_finite(const ImageFeatures *f, const void *row);
 
-/* images_index_bytes: size of the shard's index. images_number: number of its i-th image. */
+/* Bytes of the shard's index of images. */
 size_t images_index_bytes(const Shard *s);
+/* Index of the shard's i-th image in the folder of features. */
 uint32_t images_number(const Shard *s, uint64_t i);
 
 /* The row of features that the shard's k-th image token shows. */

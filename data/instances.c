@@ -1,7 +1,7 @@
 /* An instance is T consecutive tokens of one file (a rest at the end of the file is not used). With
- * spec.best_fit, an instance is the documents of one packed sequence, then padding. Instances are
- * numbered through all files, or through the packing. The packing depends only on the files, T and
- * spec's fields about documents; seeds and ranks do not change it. */
+ * spec.best_fit, an instance is the documents of one packed sequence, then padding. Instance
+ * numbers run on over all files or, with best_fit, over all packed sequences. The packing depends
+ * only on the files, T and spec's fields about documents; seeds and ranks do not change it. */
 #include "data/instances.h"
 
 #include "data/hash.h"

@@ -25,11 +25,11 @@ typedef struct {
 Instances instances_open(const DataSpec *spec, int batch);
 void instances_close(Instances *s);
 
-/* One sequence: arrays of T elements. images: a pointer for each token, to its features or NULL;
- * images NULL: the model reads only text. */
+/* One sequence: arrays of T elements. */
 typedef struct {
     int *tokens, *targets;
     uint8_t *begins;
+    /* a pointer for each token, to its features or NULL. images NULL: the model reads only text */
     const void **images;
 } Row;
 

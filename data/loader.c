@@ -11,14 +11,14 @@
  *
  * A thread fills a ring of batches ahead of the training loop:
  *     EMPTY -fill-> READY -loader_next-> HELD -loader_next-> EMPTY          head - tail = entries READY or HELD
- * (1) Only the thread touches the orders of sources, `ahead` and EMPTY entries; only the caller
- * touches READY and HELD entries. (2) loader_seek and loader_limit stop the thread, and the next
- * request for a step starts it again. So no batch of the old
- *     position survives, and a resumed run shuffles its own epoch first.
- * (3) The thread neither prints nor calls MPI: it stores an error, also of a file that cannot be
- * read any more, in the entry. When
- *     that step is due, loader_problem returns it, or loader_next dies. So the step of an error does not depend on how far the
- *     thread is ahead. */
+ * (1) Only the thread touches the orders of sources, `ahead` and EMPTY entries. Only the caller
+ *     touches READY and HELD entries.
+ * (2) loader_seek and loader_limit stop the thread, and the next request for a step starts it
+ *     again. So no batch of the old position survives, and a resumed run shuffles its own epoch
+ *     first.
+ * (3) The thread neither prints nor calls MPI. It stores an error in the entry, even if a file can
+ *     no longer be read. When the step of this entry is due, loader_problem returns the error, or
+ *     loader_next dies. So the step of an error does not depend on how far the thread is ahead. */
 #include "data/loader.h"
 
 #include "data/hash.h"

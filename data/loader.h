@@ -26,18 +26,22 @@ Loader *loader_open(const DataSpec *spec, int batch, int rank, int world);
 Loader *loader_try_open(char **problem, const DataSpec *spec, int batch, int rank, int world);
 /* number of instances per epoch (over all sources), before drop_last drops the incomplete step */
 uint64_t loader_instances(const Loader *l);
-/* number of steps from this instance to the end of the epoch; instance 0: of a whole epoch */
+/* number of steps from this instance to the end of the epoch; for instance 0 this is the whole
+ * epoch */
 uint64_t loader_steps(const Loader *l, uint64_t instance);
 
-/* For data.mix. loader_given: instances taken since the mixture last changed. loader_left:
- * instances from the next step on, until a source would be used more often than its max_repetition.
- * loader_lack: the error text, malloc'ed, if the sources lack instances for this many steps; NULL:
- * there are enough. */
+/* The following three functions are for data.mix. */
+/* number of instances taken since the mixture last changed */
 uint64_t loader_given(const Loader *l);
+/* number of instances from the next step on, until a source would be used more often than its
+ * max_repetition */
 uint64_t loader_left(const Loader *l);
+/* the error text, malloc'ed, if the sources lack instances for this many steps; NULL: there are
+ * enough */
 char *loader_lack(const Loader *l, uint64_t steps);
 
-/* Source i of a mixture; fingerprint and content as for the whole loader, below. */
+/* The following three functions are for source i of a mixture. loader_fingerprint and
+ * loader_content, below, describe the hashes. */
 /* number of instances of one epoch of the source */
 uint64_t loader_source_instances(const Loader *l, int i);
 uint64_t loader_source_fingerprint(const Loader *l, int i);

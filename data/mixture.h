@@ -3,7 +3,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* maximum number of sources; bytes of a name with its final zero */
+/* MIXTURE_MOST: maximum number of sources. MIXTURE_NAME: bytes of a name with its final zero */
 enum { MIXTURE_MOST = 64, MIXTURE_NAME = 64 };
 
 typedef struct {
@@ -14,9 +14,10 @@ typedef struct {
     uint64_t all; /* the sum of the weights */
 } Mixture;
 
-/* Position in a source: its next instance, and the number of instances taken since the mixture last
- * changed. */
+/* Position in a source. */
 typedef struct {
+    /* epoch, instance: the source's next instance. mixed: number of instances taken since the
+     * mixture last changed */
     uint64_t epoch, instance, mixed;
 } SourcePosition;
 
@@ -31,8 +32,9 @@ void mixture_add(Mixture *m, const char *name, double ratio, uint64_t seed);
  * share of source s, rounded up or down: |taken[s] - n weight[s] / all| < 1. */
 int mixture_next(const Mixture *m, const uint64_t taken[]);
 
-/* For a mixture that has taken taken[]. mixture_needs: an upper bound of the number of instances of
- * source s among the mixture's next `instances`. mixture_lasts: an upper bound of the number of
- * instances that the mixture takes until source s has given `left` more. */
+/* For a mixture that has taken taken[s] instances of each source s: an upper bound of the number of
+ * instances of source s among its next `instances`. */
 uint64_t mixture_needs(const Mixture *m, const uint64_t taken[], int s, uint64_t instances);
+/* For the same mixture: an upper bound of the number of instances that it takes until source s has
+ * given `left` more. */
 uint64_t mixture_lasts(const Mixture *m, const uint64_t taken[], int s, uint64_t left);

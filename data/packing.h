@@ -10,15 +10,16 @@ int best_fit_decreasing(int *bin, const uint32_t *length, int n, int T);
 
 /* A piece is a document, or a part of a long document. */
 typedef struct {
-    /* (pieces) first token of each piece, counted through all files; pieces of a sequence are
-     * adjacent */
+    /* (pieces) first token of each piece; token numbers run on over all files. The pieces of a
+     * sequence are adjacent */
     uint64_t *start;
     uint32_t *length; /* (pieces) 1 .. T */
     uint32_t *first;  /* (sequences + 1) first piece of each sequence; the last entry is `pieces` */
     uint64_t pieces, sequences;
-    /* number of documents; number of tokens and targets in the pieces */
+    /* documents: number of documents. tokens, labels: number of tokens and targets in the pieces */
     uint64_t documents, tokens, labels;
-    /* number of documents longer than T; number of truncated tokens and targets */
+    /* long_documents: number of documents longer than T. lost_tokens, lost_labels: number of
+     * truncated tokens and targets */
     uint64_t long_documents, lost_tokens, lost_labels;
 } Packing;
 

@@ -9,11 +9,11 @@ typedef struct {
     int *token;
     /* [count + 1]: prompt i shows image[first_image[i]] .. image[first_image[i + 1] - 1] */
     size_t *first_image;
-    uint32_t *image; /* numbers of images in the folder of features */
+    uint32_t *image; /* index of each shown image in the folder of features */
 } Prompts;
 
 /* Reads a file with one prompt per line; empty lines are ignored. A prompt is a list of token ids,
- * or a JSON object with "tokens", this list, and possibly "images", the numbers of the images that
+ * or a JSON object with "tokens", this list, and possibly "images", the indexes of the images that
  * the prompt shows (other keys are ignored). Dies on any other line, an id outside [0, vocab), a
  * prompt without tokens or with more than `most`, images that the tokens do not show or that have
  * no features, or a file without prompts. */

@@ -3,21 +3,20 @@
 #pragma once
 #include "data/shown_images.h"
 
-/* acc: share of questions whose right choice has the highest log-probability. len_norm: as acc,
- * with the log-probability divided by the number of characters. bpb: bits per byte of the right
- * choice, mean over questions. Continuations begin with a blank: len_norm and bpb do not count it,
- * but OLMo-core's "v2" metrics do. A task's own metric is acc, len_norm or bpb; with bpb its
- * questions have one choice. */
+/* A task's own metric is METRIC_ACC, METRIC_LEN_NORM or METRIC_BPB. With METRIC_BPB its questions
+ * have one choice. Continuations begin with a blank. METRIC_LEN_NORM and METRIC_BPB do not count
+ * it, but OLMo-core's "v2" metrics do. */
 typedef enum {
-    METRIC_ACC,
+    METRIC_ACC, /* share of questions whose right choice has the highest log-probability */
+    /* as METRIC_ACC, with the log-probability divided by the number of characters */
     METRIC_LEN_NORM,
-    METRIC_BPB,
+    METRIC_BPB, /* bits per byte of the right choice, mean over questions */
     METRIC_LEN_NORM_V2,
     METRIC_BPB_V2,
     NUM_METRICS
 } Metric;
 
-/* A choice: context and continuation are tokens [first, first + length) of the task; the last
+/* A choice. Context and continuation are tokens [first, first + length) of the task. The last
  * `scored` tokens are the continuation. */
 typedef struct {
     size_t first;
@@ -37,7 +36,7 @@ typedef struct {
     char *name; /* label of the task in OLMo */
     Metric metric;
     int *token;
-    uint32_t *image; /* numbers of images in the folder of features */
+    uint32_t *image; /* index of each shown image in the folder of features */
     Choice *choice;
     Question *question;
     size_t tokens, images;

@@ -149,8 +149,8 @@ static bool looks_wider(const Shard *s, uint64_t count)
 }
 
 /* Whether the file is a label mask, which a pattern for a whole folder may match: all its bytes are
- * 0 or 1, and some upper bytes of tokens are 1. A mask may begin with many zeros, for a long
- * prompt; a token file differs in its first bytes. */
+ * 0 or 1, and some upper bytes of tokens are 1. The mask of a long prompt begins with many zeros,
+ * so up to MASK_BYTES bytes are checked. In a token file, a byte above 1 soon ends the check. */
 static bool looks_like_mask(const Shard *s)
 {
     const uint8_t *byte = s->tokens;

@@ -1,5 +1,5 @@
 /* The images that prompts and questions show. In the tokens, an image is a run of tokens
- * `image_id`, one for each row of its features. Next to the tokens are the images' numbers in the
+ * `image_id`, one for each row of its features. Next to the tokens are the images' indexes in the
  * folder of features. */
 #pragma once
 #include <jansson.h>
@@ -7,15 +7,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Limits of a prompt or a choice: ids below `vocab`, at most `most` tokens. image_rows: tokens of
- * an image; 0: the model reads only text. no_features: why there are no features and what to do;
- * NULL: there are features. */
+/* Limits of a prompt or a choice. */
 typedef struct {
+    /* ids are below vocab. most: maximum number of tokens. image_rows: number of tokens of an
+     * image; 0: the model reads only text */
     int vocab, most, image_id, image_rows;
+    /* why there are no features, and what to do; NULL: there are features */
     const char *no_features;
 } TokenLimits;
 
-/* Appends the numbers of a JSON list (NULL: none) to *image, an array with *count elements, which
+/* Appends the indexes of a JSON list (NULL: none) to *image, an array with *count elements, which
  * grows. Returns NULL, or an error text about the list, malloc'ed. */
 char *shown_images_read(uint32_t **image, size_t *count, const json_t *list);
 
@@ -37,6 +38,6 @@ uint64_t shown_images_id(const ShownImages *f); /* id of the folder */
 bool shown_images_f32(const ShownImages *f);    /* whether values are F32; false: BF16 */
 
 /* row[0 .. count - 1]: pointers to the features of each token `image_id`; NULL for other tokens.
- * image: the numbers of the images that the tokens show. */
+ * image: the indexes of the images that the tokens show. */
 void shown_images_rows(const void **row, const ShownImages *f, const int *token, int count,
                        int image_id, const uint32_t *image);

@@ -33,10 +33,9 @@ typedef struct {
 Sources sources_open(const DataSpec *spec, int batch);
 void sources_close(Sources *s);
 uint64_t sources_instances(const Sources *s); /* instances of one epoch, summed over all sources */
-/* sources_tokens: tokens in all files; sources_files: number of files */
-uint64_t sources_tokens(const Sources *s);
-int sources_files(const Sources *s);
-PackedData sources_packed(const Sources *s);    /* sums over sources */
+uint64_t sources_tokens(const Sources *s);    /* number of tokens in all files */
+int sources_files(const Sources *s);          /* number of files */
+PackedData sources_packed(const Sources *s);  /* sums over sources */
 uint64_t sources_fingerprint(const Sources *s); /* see loader_fingerprint */
 
 /* Loads the order of an epoch. Calls go_on(arg) every few milliseconds; returns false if go_on
@@ -56,9 +55,10 @@ bool sources_images_f32(const Sources *s);
 int sources_next(const Sources *s, SourcePosition position[MIXTURE_MOST], SourcePosition *from,
                  char *problem, size_t size);
 
-/* sources_left: number of instances that the mixture has from these positions on, until a source
- * has no repetition left. sources_given: number of instances that it has given. */
+/* Number of instances that the mixture has from these positions on, until a source has no
+ * repetition left. */
 uint64_t sources_left(const Sources *s, const SourcePosition position[MIXTURE_MOST]);
+/* Number of instances taken before these positions, since the mixture last changed. */
 uint64_t sources_given(const Sources *s, const SourcePosition position[MIXTURE_MOST]);
 
 /* Returns an error text, malloc'ed, if the sources lack instances for `instances` more: what is

@@ -15,7 +15,7 @@ typedef struct {
     int num_image_paths;
     const char *image_features;
     double ratio;          /* ratio / (sum of all ratios) is the source's share of the instances */
-    double max_repetition; /* how often each instance may be used, on average, at most */
+    double max_repetition; /* maximum of the mean number of uses per instance */
     /* number of the source's tokens in use, the same in each repetition; 0: all */
     long tokens;
 } MixtureSource;
@@ -65,9 +65,10 @@ typedef struct {
     int max_period, min_period, max_count;
 } DataSpec;
 
-/* Result of best-fit packing: number of documents in the files; number of pieces in the sequences,
- * which is larger if long documents are split; tokens and targets in the pieces, without
- * padding. */
+/* Result of best-fit packing. */
 typedef struct {
+    /* documents: number of documents in the files. pieces: number of pieces in the sequences, which
+     * is larger if long documents are split. tokens, labels: number of tokens and targets in the
+     * pieces, without padding */
     uint64_t documents, pieces, tokens, labels;
 } PackedData;

@@ -7,8 +7,9 @@
 
 void comm_init(void); /* must follow device_init and comm_set_mesh */
 
-/* x (n) = sum or maximum of x over the ranks of g. Sums are F32 or BF16; maxima are F32 only. */
+/* x (n) = sum of x over the ranks of g. x is F32 or BF16. */
 void comm_all_reduce(Tensor x, Ranks g);
+/* x (n) = maximum of x over the ranks of g. x is F32. */
 void comm_all_reduce_max(Tensor x, Ranks g);
 
 /* Reduce-scatter. `whole` (W n) consists of W slices, one for each rank of g. part (n) = the sum

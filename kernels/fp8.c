@@ -70,10 +70,11 @@ float fp8_decode(uint8_t code, DType d)
 }
 
 /* For a normal result, takes the float's bits with the exponent re-biased, and cuts them after the
- * remaining mantissa bits. Adding just under half of the last place (and one more if that place is
- * odd) first rounds to nearest even; a carry out of the mantissa gives the next exponent. A
- * subnormal result is a number of units of the smallest value. This unit is the last place of the
- * float 2^(24 - bias - mantissa_bits). 2^mantissa_bits units are the first normal code. */
+ * remaining mantissa bits. Before the cut, it adds half of the last kept place, less one bit of the
+ * float if the last kept bit is even. This rounds to nearest, ties to even. A carry out of the
+ * mantissa increments the exponent. A subnormal result is a number of units of the smallest value.
+ * This unit is the last place of the float 2^(24 - bias - mantissa_bits). 2^mantissa_bits units are
+ * the first normal code. */
 uint8_t fp8_encode(float x, DType d)
 {
     const int mantissa_bits = d == E4M3 ? 3 : 2, bias = d == E4M3 ? 7 : 15,

@@ -23,8 +23,8 @@ typedef struct {
     /* damping added to H's diagonal, as a fraction of the diagonal's mean; 0: no damping made H
      * positive definite, and weights were rounded to the nearest code */
     double damping;
-    /* error of the outputs with these codes, and with weights rounded to nearest; NAN if damping is
-     * 0 */
+    /* error: error of the outputs with these codes. rounded: error with weights rounded to nearest.
+     * Both are NAN if damping is 0 */
     double error, rounded;
 } GptqResult;
 
@@ -36,8 +36,7 @@ typedef struct {
 GptqResult gptq(int8_t *codes, Tensor values, Tensor w, const float *scale, int group, Tensor h,
                 double damping, bool ordered);
 
-/* ---- operations of GPTQ; F32 unless stated otherwise
- * ------------------------------------------- */
+/* ---- operations of GPTQ; F32 unless stated otherwise ----------------------------------------- */
 
 /* diagonal[i] = h(i,i). h is (I,I). */
 void gptq_diagonal(float *diagonal, Tensor h);

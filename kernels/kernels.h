@@ -34,14 +34,15 @@ void quantize(Tensor y, Tensor x);
  * max|x| is not known. Groups always find their own maxima. */
 void quantize_with_amax(Tensor y, Tensor x, const float *amax);
 
-/* The two halves of quantize for an FP8 y of group 0. quantize_scale and quantize_scale_from set
- * the scale from max|x|, which is measured or given. quantize_codes writes codes and transposed
- * codes with y's scale. In quantize_codes y.data or y.data_t may be NULL; a NULL copy is not
- * written. y may have more rows than x, because FP8 GEMMs of GPUs need multiples of 16; these rows
- * become 0. If scale_is_reused, quantize_in_range does both halves at once. */
+/* First half of quantize for an FP8 y of group 0: sets the scale from max|x|. quantize_scale
+ * measures max|x|; quantize_scale_from gets it as *amax. */
 void quantize_scale(Tensor y, Tensor x);
 void quantize_scale_from(Tensor y, const float *amax);
+/* Second half: writes codes and transposed codes with y's scale. y.data or y.data_t may be NULL; a
+ * NULL copy is not written. y may have more rows than x, because FP8 GEMMs of GPUs need multiples
+ * of 16; these rows become 0. */
 void quantize_codes(Tensor y, Tensor x);
+/* Both halves at once, if scale_is_reused. */
 void quantize_in_range(Tensor y, Tensor x);
 
 /* Returns *y.scale_reused, which decides how operations find the scale of an FP8 output y that has
@@ -81,16 +82,17 @@ void sort_tokens(TokenAt *sorted, const int *tokens, int N, int V);
  * of the longest document. Returns the number of documents. */
 int document_starts(int *start, int *longest, const uint8_t *begins, int B, int T);
 
-/* For each of the N pairs (token, position) in `sorted`, in their order: y[position] = w[token],
- * and dw[token] += dy[position]. y and dy are (N,C); w and dw are (V,C). */
+/* For each of the N pairs (token, position) in `sorted`, in their order. Forward: y[position] =
+ * w[token]. Backward: dw[token] += dy[position]. y and dy are (N,C); w and dw are (V,C). */
 void embedding_forward(Tensor y, const TokenAt *sorted, Tensor w);
 void embedding_backward(Tensor dw, const TokenAt *sorted, Tensor dy);
 
 /* ---- rows of images -------------------------------------------------------------------------- */
 
-/* y = gelu(x) = x (1 + erf(x / sqrt 2)) / 2 [Hendrycks & Gimpel 2016, arXiv 1606.08415]; dx = dy
- * gelu'(x). All have the same shape, and are F32 or BF16. dx may be dy. */
+/* y = gelu(x) = x (1 + erf(x / sqrt 2)) / 2 [Hendrycks & Gimpel 2016, arXiv 1606.08415]. Both have
+ * the same shape, and are F32 or BF16. */
 void gelu_forward(Tensor y, Tensor x);
+/* dx = dy gelu'(x). All have the same shape, and are F32 or BF16. dx may be dy. */
 void gelu_backward(Tensor dx, Tensor dy, Tensor x);
 
 /* Both functions move rows between x (R,C) and y (N,C), for every row i of x with at[i] >= 0. Each
@@ -273,10 +275,13 @@ void attention_cached(Tensor y, Tensor qkv, KvCache cache, Attention a);
 
 /* ---- MLP ------------------------------------------------------------------------------------- */
 
-/* Constants of the column factors explained below, as exponents of 2. CHANNEL_EXCESS: how much
- * larger than the median column's maximum a column's maximum may be without a factor. CHANNEL_MOST:
- * the largest k. */
-enum { CHANNEL_EXCESS = 6, CHANNEL_MOST = 63 };
+/* Constants of the column factors explained below, as exponents of 2. */
+enum {
+    /* how much larger than the median column's maximum a column's maximum may be without a
+     * factor */
+    CHANNEL_EXCESS = 6,
+    CHANNEL_MOST = 63 /* the largest k */
+};
 
 /* gate_up = wide [+ product], in gate_up's format (in place if gate_up is the memory of wide).
  * act = silu(gate) * up of gate_up as stored or, with FROM_EXACT, of wide [+ product]. act is
@@ -325,8 +330,9 @@ void cross_entropy(Tensor logits, float *loss, float *zloss, const int *target, 
 void cross_entropy_codes(Tensor gradient, float amax, Tensor logits, float *loss, float *zloss,
                          const int *target, int vocab, float scale, float z_weight);
 
-/* ---- reductions and the optimizer; the fixed order gives the same bits in every run
- * ------------ */
+/* ---- reductions and the optimizer ------------------------------------------------------------ */
+
+/* Reductions have a fixed order, which gives the same bits in every run. */
 
 void sum_values(float *out, const float *x, size_t n); /* *out += sum of x */
 /* *out += sum of x^2; not finite if any element of x is not finite */
@@ -381,8 +387,9 @@ void adamw(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first);
  * nearest, before and after the decay, and its quotients are approximations. */
 void adamw8bit(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first);
 
-/* ---- Muon, as torch.optim.Muon computes it [Jordan et al. 2024,
- * kellerjordan.github.io/posts/muon] */
+/* ---- Muon ------------------------------------------------------------------------------------ */
+
+/* Muon as torch.optim.Muon computes it [Jordan et al. 2024, kellerjordan.github.io/posts/muon]. */
 
 /* g = grad_scale grad; m = momentum m + (1 - momentum) g. u = (1 - momentum) g + momentum m if
  * nesterov, else u = m, with m before it is encoded. All tensors are (1,n). m is F32, BF16, or FP8

@@ -6,8 +6,8 @@
  * the mean of its absmaxes, is subtracted from the absmaxes. `nested` is the largest magnitude
  * among 256 such differences, and each difference becomes nested times the nearest of 256 values
  * (DYNAMIC8, kernels/dynamic8.h, without its rule of signs). x / max is computed as x (1/max), with
- * quotient and product rounded to F32. In a block of zeros the result is NaN, whose code is 0, so
- * its elements become -1 times its rounded absmax.
+ * quotient and product rounded to F32. In a block of zeros x (1/max) is NaN. NaN gets code 0, whose
+ * value is -1. So each element of the block becomes -1 times the block's rounded absmax.
  *
  * DIFFERS: the mean is a sum in F64, rounded once; in bitsandbytes it is a sum in F32, in torch's
  * order. 1/max is rounded to nearest; on a GPU bitsandbytes approximates it. On a CPU bitsandbytes
@@ -60,9 +60,9 @@ const float *nf4_map(void); /* 16 values, ascending, indexed by code */
  * or BF16. */
 void nf4_offset(float *offset, Tensor w);
 
-/* nf4_quantize computes groups first .. first + count - 1 of the whole tensor w, with its offset.
- * nf4_quantize_plain computes them without double quantization. */
+/* Computes groups first .. first + count - 1 of the whole tensor w, with its offset. */
 void nf4_quantize(Nf4Group *to, Tensor w, const float *offset, size_t first, size_t count);
+/* As nf4_quantize, without double quantization. */
 void nf4_quantize_plain(Nf4PlainGroup *to, Tensor w, size_t first, size_t count);
 
 /* y (rows, cols) = the matrix, in F32 or BF16, rounded once to nearest even, or as FP8 codes with
@@ -103,16 +103,16 @@ HOST_DEVICE static inline int nf4_blocks(Nf4 x, int cols, size_t group)
     return 0;
 }
 
-/* On the host. nf4_absmax returns the absmax of block `block` of group `group`, as it is decoded.
- * nf4_copy_block sets block i of plain groups to block k of x. Both numbers are counted from the
- * first block of the first group. */
+/* On the host: returns the absmax of block `block` of group `group`, as it is decoded. */
 float nf4_absmax(Nf4 x, size_t group, size_t block);
+/* On the host: sets block i of plain groups to block k of x. Both numbers are counted from the
+ * first block of the first group. */
 void nf4_copy_block(Nf4PlainGroup *to, size_t i, Nf4 x, size_t k);
 
-/* On the host. nf4_encode_group encodes a group of n elements x of a tensor with this offset.
- * nf4_encode_blocks writes the codes, which must be 0 before, and the absmaxes of a group's blocks.
- * nf4_encode_blocks returns the number of blocks. */
+/* On the host: encodes a group of n elements x of a tensor with this offset. */
 void nf4_encode_group(Nf4Group *to, const float *x, size_t n, float offset);
+/* On the host: writes the codes, which must be 0 before, and the absmaxes of a group's blocks.
+ * Returns the number of blocks. */
 size_t nf4_encode_blocks(uint8_t *codes, float *absmax, const float *x, size_t n);
 
 /* These functions die if arguments of NF4's operations are invalid. */

@@ -31,13 +31,14 @@ HOST_DEVICE static inline uint64_t random_sequence(uint64_t seed)
     return random_mix(seed + RANDOM_GOLDEN);
 }
 
-/* Both functions return number i of a sequence, as 64 or as 16 random bits. Four consecutive 16-bit
- * numbers are the parts of one 64-bit number. */
+/* Number i of a sequence, as 64 random bits. */
 HOST_DEVICE static inline uint64_t random_bits_of(uint64_t sequence, uint64_t i)
 {
     return random_mix(sequence ^ (i * RANDOM_GOLDEN));
 }
 
+/* Number i of a sequence, as 16 random bits. Four consecutive 16-bit numbers are the parts of one
+ * 64-bit number. */
 HOST_DEVICE static inline uint32_t random_16_of(uint64_t sequence, uint64_t i)
 {
     return (uint32_t)(random_bits_of(sequence, i / 4) >> (16 * (i % 4))) & 0xffffu;

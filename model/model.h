@@ -2,17 +2,17 @@
 #pragma once
 #include "model/pass.h"
 
-/* model_alloc: allocates the memory that model_plan (plan_model.h) measured, and places every
- * tensor in it. model_free: frees everything that model_plan and model_alloc made. */
+/* Allocates the memory that model_plan (plan_model.h) measured, and places every tensor in it. */
 void model_alloc(Model *m, ParamStore *store, const Config *c);
+/* Frees everything that model_plan and model_alloc made. */
 void model_free(Model *m, ParamStore *store);
 
-/* model_rehearse: gives all tensors addresses without memory. A step can then be called under a
- * Watch (runtime/operations.h) that skips all operations and has its own queues. model_rehearsed:
- * ends this; call it before the Watch ends. model_on_host: whether such an address stands for host
- * memory. */
+/* Gives all tensors addresses without memory. A step can then be called under a Watch
+ * (runtime/operations.h) that skips all operations and has its own queues. */
 void model_rehearse(Model *m, ParamStore *store, const Config *c);
+/* Ends the rehearsal. Call it before the Watch ends. */
 void model_rehearsed(Model *m, ParamStore *store);
+/* Whether such an address stands for host memory. */
 bool model_on_host(const void *p);
 
 typedef struct {
@@ -39,16 +39,15 @@ void model_micro_batch(Model *m, ParamStore *store, const int *tokens, const int
  * only. */
 void model_use_images(Model *m, ImageRows images);
 
-/* model_put_tokens: copies `count` tokens to the device as the input of pass_forward, as one
- * document. model_put_sequences: copies this rank's part of whole sequences (B, T). model_logits:
- * after pass_forward, copies the logits (vocab_size) of this rank's row `row` to the host; waits
- * for the device. */
+/* Copies `count` tokens to the device as the input of pass_forward, as one document. */
 void model_put_tokens(Model *m, const int *tokens, int count);
+/* Copies this rank's part of whole sequences (B, T) to the device as the input of pass_forward. */
 void model_put_sequences(Model *m, const int *tokens);
+/* Call it after pass_forward. Copies the logits (vocab_size) of this rank's row `row` to the host.
+ * Waits for the device. */
 void model_logits(Model *m, ParamStore *store, int row, float *logits);
-/* model_zero_losses: resets the sums of losses. model_losses: the sums over all tokens since then;
- * waits for the device. */
-void model_zero_losses(Model *m);
+void model_zero_losses(Model *m); /* resets the sums of losses */
+/* The sums of losses over all tokens since model_zero_losses. Waits for the device. */
 Losses model_losses(const Model *m);
 
 /* Writes the cross entropy of each target of the last micro-batch to `losses` (B, T) on the host; 0

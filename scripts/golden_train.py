@@ -1,8 +1,12 @@
 """Reference of a run of ./train: 8 steps of a small OLMo-2, trained with torch and transformers.
 
-It writes the files of the run: a seeded model saved by save_pretrained in train/start, train/tokens.npy with train/labels.npy, and
-train/config.yaml, which names them; and train/golden.safetensors with the results of float32 on a CPU:
-    loss, zloss (8)                 means per label in each step, zloss with its weight; NaN if not finite
+It writes these files:
+    train/start                     a seeded model, saved by save_pretrained
+    train/tokens.npy, labels.npy    tokens and label masks
+    train/config.yaml               the configuration of the run, which names these files
+    train/golden.safetensors        the results of float32 on a CPU
+golden.safetensors has:
+    loss, zloss (8)                 means per label in each step, zloss multiplied by its weight; NaN if not finite
     norm, clipped, rate, labels (8) gradient norm before clipping, whether it is clipped, learning rate, number of labels
     trained.<tensor>                the weights after the last step
 The order of the sequences is numpy's. The schedule and the groups of parameters follow OLMo's definitions. The steps are

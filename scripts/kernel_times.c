@@ -17,8 +17,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-/* Size in bytes: some 2,000 records, at most a second of training. CUPTI requires an alignment of
- * 8. */
+/* BUFFER: bytes of one CUPTI buffer. It holds about 2,000 records, at most one second of training.
+ * ALIGNMENT: alignment of the buffer in bytes; CUPTI requires 8. */
 enum { BUFFER = 1 << 19, ALIGNMENT = 64 };
 
 /* Guards `out` and `dropped`. CUPTI delivers buffers from its own thread and from the thread that

@@ -192,7 +192,7 @@ class Store:
         self.known = {image: number for number, image in enumerate(self.o["images"])}
 
     def check(self, tower, folder):
-        """Dies unless the features were made with the settings of the model in `folder`, whose tower this is."""
+        """tower: the vision tower of the model in `folder`. Dies unless the features were made with the settings of this model."""
         wrong = image_settings.differing(self.o["settings"], folder)
         program, own = (one.get("program", {}) for one in (self.o["settings"], tower.settings))
         if wrong or program != own:

@@ -70,7 +70,7 @@ def spread(x):
 
 
 class Group:
-    """The runs with one name, one for each seed. Each has a curve (step, smoothed loss) and evaluation sets (step, loss)."""
+    """Runs with the same name and different seeds. Each has a curve (step, smoothed loss) and evaluation sets (step, loss)."""
 
     def __init__(self, label, folders, smoothing):
         self.label, self.curves, self.sets = label, [], []

@@ -22,22 +22,23 @@ build/cuda/train", whose last word also exports and generates. Each ends with an
 
     round-trip  A model saved by transformers with a tokenizer, two chat templates and settings for generation goes through
                 ./train and --export. With learning rate 0 its logits stay the same, bit for bit. After a step the export in f32
-                has the logits of the checkpoint, bit for bit, and bf16 and f16 are f32, rounded. The losses that ./train prints
-                are those of transformers, to 1e-5, for that model and for the export. config.json has equal settings, except
-                for the type, the version, max_window_layers (layer_types has the same) and keys that say that something is
-                absent. All other files are equal byte for byte, and there are no others.
+                has the logits of the checkpoint, bit for bit, and bf16 and f16 are f32, rounded. The losses that ./train
+                prints, for that model and for the export, differ from transformers' by at most 1e-5 (relative). config.json has
+                equal settings, except for the type, the version, max_window_layers (layer_types has the same) and keys that say
+                that something is absent. All other files are equal byte for byte, and there are no others.
     keys        The same loss, and the same logits with learning rate 0, for every key of config.json that ./train honours,
                 with values and spelling of tests/golden/config_keys.json.
     formats     The model, eight times as wide, is trained in FP8 and exported in fp8, int8, int4 and nf4, and each folder once
                 more as f32. compressed-tensors, bitsandbytes or transformers reads from codes and scales the values of that
                 f32, bit for bit (bitsandbytes gives nf4 in bf16: rounded to bf16). Only matrices of the language model's blocks
-                have codes. Logits are those of that f32 to 1e-4, activations not rounded, and the loss in ./train is that of
-                transformers to 1e-5. With --scales=trained q, k and v have one scale, and gate and up. Other files as above.
+                have codes. Logits are those of that f32 to 1e-4, activations not rounded, and the loss of ./train differs from
+                that of transformers by at most 1e-5 (relative). With --scales=trained q, k and v have one scale, and gate and
+                up. Other files as above.
     peft        PEFT loads a folder of adapters from ./train, on the base that it names, with the same tensors. Logits are those
                 of the folder that --export writes, and differ from the base's. A folder of PEFT goes through ./train with
                 learning rate 0 and comes out with the same tensors; --export gives what merge_and_unload gives; --generate
-                continues a prompt of text as PEFT's generate does. The losses in ./train are PEFT's, to 1e-5. Models with images
-                train the projector, too, and never the tower.
+                continues a prompt of text as PEFT's generate does. The losses of ./train differ from PEFT's by at most 1e-5
+                (relative). Models with images train the projector, too, and never the tower.
 
 Needs torch and transformers 5; tokenizers; for adapters and peft, peft; for formats, compressed-tensors, bitsandbytes and
 accelerate; for adamw8bit and nf4, bitsandbytes 0.49.

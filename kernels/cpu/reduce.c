@@ -1,5 +1,5 @@
-/* Sums over all elements of a tensor, in F64, whose bits depend only on the values. Also the
- * elementwise sum and mean of tensors. */
+/* Sums over all elements of a tensor, in F64 and in the order of the elements, so their bits depend
+ * only on the values. Also the elementwise sum and mean of tensors. */
 #include "kernels/cpu/cpu.h"
 
 void backend_sum_values(float *out, const float *x, size_t n)

@@ -360,8 +360,8 @@ __device__ inline void add_dq(T *dq, const Backward &w, const Item &i, Tile t,
     }
 }
 
-/* For one thread: signals that the previous tile is added, then waits for the item's turn to add
- * tile t. */
+/* Called by one thread. Signals that the previous tile is added, then waits for the item's turn to
+ * add tile t. */
 template <class G>
 __device__ inline void take_turn(const Backward &w, Item &i, Tile t)
 {

@@ -138,8 +138,8 @@ __device__ inline void load_keys(Shared<D> &s, const Backward &w, int K, const C
     load_tile<D>(s.v, qkv, head + K, n, KEYS, &s.kv_full);
 }
 
-/* For one thread: takes items and loads their data. The thread takes the next item when all loads
- * of the previous item have started. */
+/* Called by one thread. Takes items and loads their data. The thread takes the next item when all
+ * loads of the previous item have started. */
 template <int D, int PAIR>
 __device__ void load(Shared<D> &s, const Backward &w, int K, const CUtensorMap *qkv,
                      const CUtensorMap *dys, int rank)

@@ -116,8 +116,8 @@ __device__ inline void load_next(ForwardShared<D> &s, Ring<STAGES> &ring, const 
     load_tile<D, HEADS>(s.tile[to.stage], qkv, head, n, KEYS, full, rank);
 }
 
-/* For one thread: takes items and loads their data. The thread loads the values of a tile after the
- * keys of the next tile. */
+/* Called by one thread. Takes items and loads their data. The thread loads the values of a tile
+ * after the keys of the next tile. */
 template <int D, int HEADS>
 __device__ void load(ForwardShared<D> &s, const Forward &w, const CUtensorMap *qkv, int rank)
 {

@@ -180,7 +180,7 @@ struct Backward : BackwardShape {
         barrier_arrive_warp(&staging.full[group][strip % 2]);
     }
 
-    /* For one thread: stores the transposed codes of a warpgroup's tile, whose first token is
+    /* Called by one thread. Stores the transposed codes of a warpgroup's tile, whose first token is
      * at.token. */
     static __device__ void carry(Staging &staging, const Job &job, const FusedMaps &maps,
                                  TileOrigin at, int group)

@@ -106,7 +106,7 @@ __device__ inline TileOrigin warpgroup_origin(TileOrigin at, int rank, int group
     return { at.token + rank * FUSED_TOKENS + 64 * group, at.column };
 }
 
-/* For one thread: loads tokens and weights. rank: number of this block in the cluster. */
+/* Called by one thread. Loads tokens and weights. rank: number of this block in the cluster. */
 template <class End>
 __device__ void load(FusedShared<typename End::Staging> &s, const typename End::Job &job,
                      const FusedMaps &maps, int rank)
@@ -131,7 +131,7 @@ __device__ void load(FusedShared<typename End::Staging> &s, const typename End::
     }
 }
 
-/* For one thread per warpgroup: calls End::carry for each tile. */
+/* Called by one thread per warpgroup. Calls End::carry for each tile. */
 template <class End>
 __device__ void carry(FusedShared<typename End::Staging> &s, const typename End::Job &job,
                       const FusedMaps &maps, int rank, int group)

@@ -9,8 +9,8 @@
 
 enum { BLOCKS_PER_SM = 4 };
 
-/* Loaded values as eight numbers. NOTE: for a dense tensor `unpack` returns the pack itself, so
- * that a number is unpacked where it is used. */
+/* A loaded pack, unpacked to eight floats. NOTE: for a dense tensor `unpack` returns the pack
+ * itself, so that a number is unpacked where it is used. */
 struct Values {
     float x[8];
     __device__ float operator[](int i) const
@@ -70,7 +70,8 @@ __global__ __launch_bounds__(MAX_THREADS) void norm_backward_kernel(TDX *dx, flo
             if (accumulate)
                 prefetch(dx + next, C * sizeof *dx);
         }
-        float sums[1 + CENTER] = {}; /* sums of g xh and of g; dy is 0 from column C on */
+        /* sums of g xh and of g. Columns from C on add nothing, because dy is 0 there */
+        float sums[1 + CENTER] = {};
 #pragma unroll
         for (int j = 0; j < MAX_PACKS; j++) {
             float weight[8];

@@ -47,8 +47,8 @@ typedef struct {
     void (*unit)(void *watcher, const char *name, int unit);
 } WatchedQueues;
 
-/* If begin returns false, the operation is skipped, and end is not called. Operations inside begin
- * and end are not watched. queues NULL: the device's queues are used. */
+/* If begin returns false, the operation is skipped, and end is not called. Operations that begin or
+ * end start themselves are not watched. queues NULL: the device's queues are used. */
 typedef struct {
     bool (*begin)(void *watcher, const Operation *o);
     void (*end)(void *watcher, const Operation *o);

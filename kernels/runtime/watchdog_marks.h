@@ -37,7 +37,8 @@ void watchdog_wait_for(Worker w);
 enum { PATIENCE = 3 };
 void watchdog_set_patient(bool patient);
 
-/* For the watchdog. watchdog_show: from now on this rank writes its state to *state; NULL: to
- * memory that no watchdog reads. watchdog_read_own: copies the state that this rank has written. */
+/* For the watchdog: from now on this rank writes its state to *state; NULL: to memory that no
+ * watchdog reads. */
 void watchdog_show(SharedState *state);
+/* For the watchdog: copies the state that this rank has written. */
 void watchdog_read_own(RankState *s);

@@ -135,8 +135,9 @@ void branch_last_dw(const Block *b, LinearGrad last)
         linear_dw(last);
 }
 
-/* Adds the branch's part to dres, from the gradient of the first layer's output: through that
- * layer, then through the norm. */
+/* dy is the gradient of the first layer's output. Both functions propagate it back through this
+ * layer and the norm, and add the result to dres. stream_backward_begin starts this work, and
+ * stream_backward_end completes it. */
 static void stream_backward_begin(const Block *b, const Branch *s, Tensor dy)
 {
     const bool after = b->stream->config->norm_after;

@@ -28,10 +28,11 @@ typedef struct {
 Branch branch_attention(const Block *b);
 Branch branch_mlp(const Block *b);
 
-/* Forward. branch_enter: computes and returns the operand of the first layer from the stream; the
- * caller multiplies it by the first layer. branch_leave: multiplies y, the operand of the last
- * layer, by that layer, and adds the result to the stream. */
+/* In forward: computes and returns the operand of the first layer from the stream. The caller
+ * multiplies it by the first layer. */
 Tensor branch_enter(const Block *b, const Branch *s);
+/* In forward: multiplies y, the operand of the last layer, by that layer, and adds the result to
+ * the stream. */
 void branch_leave(const Block *b, const Branch *s, Tensor y);
 /* In backward: recomputes those results of branch_leave that the backward of a norm or an adapter
  * reads. */

@@ -29,9 +29,9 @@ typedef struct {
 
 LinearLayer linear_layer(const Block *b, Linear l);
 
-/* linear_rows: an FP8 operand without its transpose, which forward reads. linear_transpose: the
- * operand with only its transpose, which backward reads. */
+/* An FP8 operand without its transpose, as forward reads it. */
 Tensor linear_rows(Tensor t);
+/* An FP8 operand with only its transpose, as backward reads it. */
 Tensor linear_transpose(Tensor t);
 
 bool linear_has_adapter(const LinearLayer *l);

@@ -12,15 +12,15 @@
 #pragma once
 #include "model/shape/buffers.h"
 
-/* projector_plan: places the buffers that unit u shares with other units. */
+/* Places the buffers that unit u shares with other units. */
 void projector_plan(Model *m, int u);
 void projector_forward(Model *m, const UnitTensors *w, int u);
 void projector_backward(Model *m, const UnitTensors *w, UnitTensors *dw);
 
-/* projector_plan_rows: places x and at, and allocates their host memory at the first call. Without
- * images it does nothing. projector_free: frees the host memory. */
+/* Places x and at, and allocates their host memory at the first call. Without images it does
+ * nothing. */
 void projector_plan_rows(Arena *arena, Model *m);
-void projector_free(Model *m);
+void projector_free(Model *m); /* frees this host memory */
 
 /* Copies the features of a micro-batch to the device. rows (B, T), for whole sequences: a pointer
  * to the features of each token, in images.dtype; NULL if the token is no image token. Waits for

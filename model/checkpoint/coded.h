@@ -42,10 +42,10 @@ bool coded_knows(ExportType dtype);
 /* Dies on options that cannot be combined; the message lists possible options. */
 Coded coded_find(const ExportOptions *o);
 
-/* coded_refuses: whether a matrix of this shape cannot be stored in format c. coded_instead: for
- * the error message: options that can store every matrix whose number of columns is a multiple of
- * `cols`. */
+/* Whether a matrix of this shape cannot be stored in format c. */
 bool coded_refuses(Coded c, size_t rows, size_t cols);
+/* For the error message: options that can store every matrix whose number of columns is a multiple
+ * of `cols`. */
 const char *coded_instead(Coded c, size_t cols);
 
 const char *coded_name(Coded c); /* for messages */

@@ -23,9 +23,9 @@ void folder_try(const char *save_folder);
 /* removes the remains of an interrupted save */
 void folder_clean(const char *save_folder);
 
-/* folder_choose: removes the remains as folder_clean does; returns the path of a new step<N>.tmp.
- * folder_prepare: creates this folder. */
+/* Removes the remains as folder_clean does. Returns the path of a new step<N>.tmp. */
 char *folder_choose(const char *save_folder, long step);
+/* Creates the folder that folder_choose returned. */
 void folder_prepare(const char *temporary);
 
 /* Renames the folder of the last folder_prepare to step<N>, deletes an old step<N>, and points

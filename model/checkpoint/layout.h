@@ -90,9 +90,7 @@ void layout_read(Layout *l, ParamStore *store, SafeFile *const *files, int count
 /* Finds the tensor of an entry in the files. Dies as layout_read does. */
 Found layout_need(const LayoutEntry *p, SafeFile *const *files, int count);
 
-/* Reads a weight chunk by chunk. layout_find: as layout_need; but for a weight stored as codes and
- * scales, the tensor is NULL and the file is the file of the codes. layout_fetch: reads elements
- * [at, at + n) as type `dtype`; `to` has space for n floats. */
+/* Reads a weight chunk by chunk. */
 typedef struct {
     const LayoutEntry *entry;
     SafeFile *const *files;
@@ -101,5 +99,8 @@ typedef struct {
     void *raw;    /* buffer for elements in the file's type */
     uint32_t sum; /* CRC-32C of the fetched bytes, if the tensor has a checksum */
 } EntryReader;
+/* As layout_need. For a weight stored as codes and scales, the tensor is NULL and the file is the
+ * file of the codes. */
 Found layout_find(const LayoutEntry *p, SafeFile *const *files, int count);
+/* Reads elements [at, at + n) as type `dtype`. `to` has space for n floats. */
 void layout_fetch(EntryReader *r, void *to, const char *dtype, size_t at, size_t n);

@@ -321,7 +321,8 @@ static void zero_weights(ParamStore *store)
                             tensor_bytes(store->shard[u].slice[r].stored));
 }
 
-/* Returns the folder of the base of the adapters in `folder`. */
+/* Returns the folder of the base model of the adapters in `folder`. Dies if this folder is unknown
+ * or does not exist. */
 static const char *base_of(const char *folder, const Lora *l)
 {
     if (!l->base_path || !file_exists(l->base_path))

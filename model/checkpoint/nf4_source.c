@@ -149,7 +149,8 @@ static void read_field(void *to, size_t stride, Field field, Found f, size_t fir
     free(buffer);
 }
 
-/* The part that both kinds share: checks state and map, and reads the codes. Returns the offset. */
+/* Does what tensors with and without double quantization have in common: checks state and map, and
+ * reads the codes. Returns the offset. */
 static float read_codes(void *to, bool nested, SafeFile *const *file, int count, const char *name,
                         size_t rows, size_t cols, size_t first, size_t groups)
 {

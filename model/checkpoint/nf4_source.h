@@ -8,10 +8,10 @@
 /* Whether the tensor is stored in 4 bits, as nf4 or fp4. */
 bool nf4_source_has(SafeFile *const *file, int count, const char *name);
 
-/* Reads groups first .. first + groups - 1 of such a tensor (rows, cols) to host memory;
- * nf4_source_read_plain: of a tensor without double quantization. Both die if the kind or the shape
- * is wrong, or if the tensor is fp4, has other block sizes than NF4_BLOCK and 256 or other maps, or
- * is damaged; the message names file and tensor. */
+/* Both functions read groups first .. first + groups - 1 of such a tensor (rows, cols) to host
+ * memory. nf4_source_read reads tensors with double quantization, nf4_source_read_plain those
+ * without. They die if the kind or the shape is wrong, or if the tensor is fp4, has other block
+ * sizes than NF4_BLOCK and 256 or other maps, or is damaged; the message names file and tensor. */
 void nf4_source_read(Nf4Group *to, SafeFile *const *file, int count, const char *name, size_t rows,
                      size_t cols, size_t first, size_t groups);
 void nf4_source_read_plain(Nf4PlainGroup *to, SafeFile *const *file, int count, const char *name,

@@ -17,9 +17,9 @@ SavedAs saved_as_of(const Config *c, long step);
 SavedAs saved_as_read(const char *folder);
 const char *saved_as_name(SavedAs s); /* the value in trainer.json */
 
-/* ours: whether the folder is a checkpoint that this program made, even a damaged one. with_states:
- * whether the folder has an optimizer's states, under the names of any version. */
+/* Whether the folder is a checkpoint that this program made, even a damaged one. */
 bool saved_as_ours(const char *folder);
+/* Whether the folder has an optimizer's states, under the names of any version. */
 bool saved_as_with_states(const char *folder);
 
 /* Compares the save_folder in a checkpoint's config.yaml with `save_folder`. 1: both are the same

@@ -15,11 +15,11 @@ typedef struct {
 json_t *weight_files_manifest(const char *folder);
 
 /* Opens model.safetensors, or the files of model.safetensors.index.json, with the checksums of a
- * checkpoint's manifest. Dies if there are no weights, or if a checkpoint is incomplete.
- * weight_files_open_adapter: the same for adapter_model.safetensors. weight_files_open_optimizer:
- * for the optimizer files of a manifest. */
+ * checkpoint's manifest. Dies if there are no weights, or if a checkpoint is incomplete. */
 WeightFiles weight_files_open(const char *folder);
+/* As weight_files_open, for adapter_model.safetensors. */
 WeightFiles weight_files_open_adapter(const char *folder);
+/* As weight_files_open, for the optimizer files of a manifest. */
 WeightFiles weight_files_open_optimizer(const char *folder, json_t *manifest);
 void weight_files_close(WeightFiles *s);
 

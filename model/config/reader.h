@@ -33,8 +33,9 @@ void reader_check_key(const YamlNode *n);
 /* reads a value or a section */
 void reader_apply(Reader *r, YamlNode *n, const char *name, void *holder);
 
-/* For elements of a list. reader_apply_element: reads the element's section n. reader_defaults:
- * sets all keys with this prefix to their defaults; prefix "": all keys of the Settings. */
+/* The following three functions are for elements of a list. Reads the element's section n. */
 void reader_apply_element(Reader *r, YamlNode *n, const char *prefix, void *holder);
+/* Sets all keys with this prefix to their defaults. With prefix "", sets all keys of the
+ * Settings. */
 void reader_defaults(void *holder, const char *prefix);
 void reader_free_element(void *holder, const char *prefix);

@@ -8,10 +8,11 @@
  * error. All ranks must call this. */
 Loader *open_data(char **problem, const Config *c, const EvalSet *set);
 
-/* tower_folder: the folder with the vision tower, which is load_path or the base of its adapters;
- * NULL: there is none. tower_of: the hash of the tower (tower.h), 0: unknown. The hash is computed
- * once, because a run may delete the folder from which it started. */
+/* The folder with the vision tower, which is load_path or the base of its adapters; NULL: there is
+ * none. */
 const char *tower_folder(const Config *c);
+/* The hash of the tower (tower.h); 0: unknown. It is computed once, because a run may delete the
+ * folder from which it started. */
 uint64_t tower_of(const Config *c);
 
 /* The images of a batch from sequence `first` on, as model_use_images expects them; sequences have

@@ -10,14 +10,14 @@ bool file_is_in(const char *folder, const char *name);
 /* whether both paths exist and are the same file or folder */
 bool file_is_same(const char *path, const char *other);
 
-/* The content of the JSON file folder/name, owned by the caller; NULL: there is no such file. If it
- * cannot be parsed, the first function dies and names the line; the second returns NULL. flags: of
- * jansson. */
+/* The content of the JSON file folder/name, owned by the caller; NULL: there is no such file.
+ * flags: of jansson. Dies if the file cannot be parsed; the message names the line. */
 json_t *file_json(const char *folder, const char *name, size_t flags);
+/* As file_json, but returns NULL if the file cannot be parsed. */
 json_t *file_try_json(const char *folder, const char *name);
 
-/* file_step: the N of the name step<N><suffix>; `numbered`: more digits may follow the suffix; -1:
- * it is another name. file_steps: the N of all such entries of a folder, ascending; returns their
- * number. */
+/* The N of the name step<N><suffix>; -1: it is another name. `numbered`: more digits may follow the
+ * suffix. */
 long file_step(const char *name, const char *suffix, bool numbered);
+/* Sets *steps to the N of all such entries of a folder, ascending. Returns their number. */
 int file_steps(long **steps, const char *folder, const char *suffix);

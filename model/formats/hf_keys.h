@@ -4,8 +4,8 @@
 
 /* VALUE, TOKEN, ROTATION, BLOCKS: all values are supported. ONLY, REFUSED: they change the model,
  * and only one value is supported. WRITTEN, LITERAL, IGNORED: they do not change the model, and any
- * value is accepted. transformers does not read a key without a row either; a warning names such a
- * key. */
+ * value is accepted. transformers, too, ignores keys that have no row in this table. A warning
+ * names them. */
 typedef enum {
     HF_VALUE, /* a number or a truth value in the ModelConfig */
     /* as HF_VALUE, for a token id: of a list, the first; -1 if it is not in the vocabulary */
@@ -34,17 +34,18 @@ typedef struct {
 
 extern const HfKey hf_keys[]; /* in the order of writing; ends with key NULL */
 
-/* Keys of rope_scaling and rope_parameters; types: bits 1 << RopeType of the types that have them.
- * Ends with key NULL. */
+/* A key of rope_scaling and rope_parameters. */
 typedef struct {
     HfKey key;
-    unsigned types;
+    unsigned types; /* bit 1 << RopeType for each type that has the key */
 } HfRopeKey;
+/* ends with key NULL */
 extern const HfRopeKey hf_rope_keys[];
 
 /* Whether the row applies to this class, by its flags. */
 bool hf_key_is_of(const HfKey *k, const Architecture *a);
 
-/* The row of a key in the config.json of this class, or of this RopeType; NULL: there is none. */
+/* The row of a key in the config.json of this class; NULL: there is none. */
 const HfKey *hf_key(const Architecture *a, const char *key);
+/* The row of a key of this RopeType; NULL: there is none. */
 const HfKey *hf_rope_key(const char *key, RopeType type);

@@ -127,7 +127,7 @@ json_t *llava_text(ModelConfig *m, const json_t *config, const char *path)
                          number(config, "image_token_id", 0, 32000, path), path);
     if (tower)
         read_tower(i, config, tower, path);
-    else { /* the folder has features but no tower */
+    else { /* without vision_config, config.json gives the sizes of the features */
         i->feature_size = number(config, "image_feature_size", 1, 0, path);
         i->rows = number(config, "image_seq_length", 1, 0, path);
     }

@@ -11,12 +11,13 @@ void quantized_refuse(const json_t *config, const char *folder);
  * or belongs to one, whatever config.json says. */
 void quantized_refuse_tensor(const char *path, const char *name, const char *dtype);
 
-/* What the folder's settings say about the codes of some matrices: bits of a code (0: the settings
- * do not say it); a scale for each block of high x wide codes (0: all outputs, all inputs;
- * has_scales false: the settings do not say it). in_order: a group consists of consecutive inputs,
- * as without GPTQ's desc_act. */
+/* What the folder's settings say about the codes of some matrices. */
 typedef struct {
+    /* bits: bits of a code; 0: not given. There is one scale for each block of high outputs x wide
+     * inputs. high 0: all outputs; wide 0: all inputs */
     json_int_t bits, high, wide;
+    /* has_scales: the settings give high and wide. in_order: a group consists of consecutive
+     * inputs, as without GPTQ's desc_act */
     bool has_scales, in_order;
 } Coding;
 

@@ -33,7 +33,7 @@ typedef enum {
     TYPE_MASK = 31,
     /* flag: the key only sets other keys, so the written configuration lacks it */
     SPENT = 32,
-    /* flag: null means that another key decides: for a column, the recipe */
+    /* flag: if the value is null, another key decides, for example `recipe` for a key of fp8.* */
     FOLLOWS = 64
 } Type;
 

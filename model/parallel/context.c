@@ -113,8 +113,8 @@ static bool is_exchanged(const Stream *stream, int i)
     return stream->docs.count == 0 || !stream->exchange.left_out[i];
 }
 
-/* Pieces are the ranges of a rank's rows that are exchanged. Writes rank r's segments to `segment`,
- * unless it is NULL; returns their number. */
+/* Segments are the ranges of a rank's rows that are exchanged. Writes rank r's segments to
+ * `segment`, unless it is NULL; returns their number. */
 static int segments_of(const Stream *stream, int r, RowRange *segment)
 {
     int count = 0, end = -1;

@@ -18,22 +18,23 @@ bool context_skips(const Stream *stream);
 /* Whether attention runs on whole sequences: on one rank, or on several after an exchange. */
 bool context_attends_whole(const Stream *stream);
 
-/* context_allocate, context_free: allocate and free stream->exchange. context_divide: decides for
- * stream->docs which documents are exchanged; sets stream->exchange and stream->own_docs.
- * context_divide_for_plan: assumes the worst case for memory: all documents are exchanged and also
- * attended on this rank. */
+/* Allocate and free stream->exchange. */
 void context_allocate(Stream *stream);
 void context_free(Stream *stream);
+/* Decides for stream->docs which documents are exchanged. Sets stream->exchange and
+ * stream->own_docs. */
 void context_divide(Stream *stream);
+/* As context_divide, but assumes the worst case for memory: all documents are exchanged and also
+ * attended on this rank. */
 void context_divide_for_plan(Stream *stream);
 
 /* Exchanges x (N, ...), a tensor of attention: `buffer` gets whole sequences with this rank's
  * heads. Rows of `buffer` of documents that are not exchanged are undefined. */
 Tensor context_heads(const Stream *stream, const Acts *a, Tensor buffer, Tensor x);
 
-/* context_buffer: the buffer into which attention writes the tensor that becomes x. context_tokens:
- * exchanges this buffer back to x; rows of x that are not exchanged do not change. */
+/* The buffer into which attention writes the tensor that becomes x. */
 Tensor context_buffer(const Stream *stream, Tensor buffer, Tensor x);
+/* Exchanges this buffer back to x. Rows of x that are not exchanged do not change. */
 void context_tokens(const Stream *stream, const Acts *a, Tensor x, Tensor buffer);
 
 /* Runs attention on whole sequences with this rank's heads. */

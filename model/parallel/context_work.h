@@ -6,24 +6,26 @@
 #pragma once
 #include "model/shape/config.h"
 
-/* A document that lies in one rank's part. index: its number in the micro-batch; pairs: its work;
- * level: the work of its rank if this document and the rank's documents with less work stay. */
+/* A document that lies in one rank's part. */
 typedef struct OwnDocument {
-    int index, rank, tokens;
+    int index, rank, tokens; /* index: number of the document in the micro-batch */
+    /* pairs: the document's work. level: the work of its rank if this document and the rank's
+     * documents with less work stay */
     double pairs, level;
 } OwnDocument;
 
-/* The tokens that are exchanged in any case: `pairs` is their work on all ranks together,
- * `exchanged` (ranks) their number on each rank. token_pairs: exchanging one token takes as long as
- * this number of pairs. */
+/* The tokens that are exchanged in any case. */
 typedef struct {
     int ranks;
+    /* pairs: work of these tokens on all ranks together. exchanged: [ranks] number of these tokens
+     * on each rank. token_pairs: exchanging one token takes as long as this number of pairs */
     double pairs, *exchanged, token_pairs;
 } ContextWork;
 
-/* context_pairs: the number of pairs in a document with this number of tokens; the mean over
- * blocks, which may have windows. context_token_pairs: the value of ContextWork.token_pairs. */
+/* The number of pairs in a document with this number of tokens, as the mean over blocks, which may
+ * have windows. */
 double context_pairs(const ModelConfig *c, int tokens);
+/* The value of ContextWork.token_pairs. */
 double context_token_pairs(const ModelConfig *c, int ranks);
 
 /* Sorts d. Returns how many documents at its start stay: the number with the least time,

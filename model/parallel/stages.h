@@ -13,19 +13,20 @@
  * watchdog marks belong to its stage. */
 void stages_enter(const ParamStore *store);
 
-/* The first rank of the last stage; this stage has the head. */
+/* The first rank of the last stage, which has the head. */
 int stages_head_rank(const ParamStore *store);
 
 /* Makes the units of a chunk of this stage read and write the activations of set `set`. */
 void stages_use_set(Model *m, int set);
 
-/* stages_use_set for micro-batch r.micro of a step. Before the forward pass, its set gets a copy of
- * the scale_amax values of micro-batch r.micro - 1, which keeps its own copy for its backward
- * pass. */
+/* stages_use_set for micro-batch r.micro of a step. Before a forward pass, copies scale_amax from
+ * the set of micro-batch r.micro - 1 to the set of this micro-batch. The older set keeps its
+ * values, because the backward pass of micro-batch r.micro - 1 needs them. */
 void stages_use(Model *m, const ParamStore *store, UnitRange units, PipelineRow r);
 
-/* Receive the stream that the chunk reads; the gradient of the stream that the chunk wrote. */
+/* Receives the stream that the chunk reads. */
 void stages_receive_stream(Model *m, const ParamStore *store, UnitRange units);
+/* Receives the gradient of the stream that the chunk wrote. */
 void stages_receive_gradient(Model *m, const ParamStore *store, UnitRange units);
 
 /* With tied embeddings, call after the backward passes of a step. The first stage has the gradient
@@ -34,7 +35,8 @@ void stages_receive_gradient(Model *m, const ParamStore *store, UnitRange units)
 void stages_sum_tied(ParamStore *store);
 size_t stages_tied_bytes(const ParamStore *store);
 
-/* Send the stream that the chunk wrote; the gradient of the stream that the chunk read. Both may be
- * overwritten afterwards. */
+/* Sends the stream that the chunk wrote, which may be overwritten afterwards. */
 void stages_send_stream(Model *m, const ParamStore *store, UnitRange units);
+/* Sends the gradient of the stream that the chunk read. The gradient may be overwritten
+ * afterwards. */
 void stages_send_gradient(Model *m, const ParamStore *store, UnitRange units);

@@ -18,18 +18,18 @@
 #pragma once
 #include "model/shape/buffers.h"
 
-/* tp_open, with tensor_ranks > 1: stream->config becomes a copy with this rank's numbers of
- * heads and MLP width. tp_unmark: frees the marks of exchanges; the memory plan calls it for
- * marks of its Watch. */
+/* With tensor_ranks > 1, stream->config becomes a copy with this rank's numbers of heads and MLP
+ * width. */
 void tp_open(Stream *stream);
 void tp_close(Stream *stream);
+/* Frees the marks of exchanges. The memory plan calls it for marks of its Watch. */
 void tp_unmark(Stream *stream);
 
 /* The rows of t (tN, ...) that are this rank's tokens. */
 Tensor own_rows(const Stream *stream, Tensor t);
 
-/* The buffer for this rank's rows of an operand t (tN, C): rows of t itself; if t is FP8, an F32
- * buffer (N, C), so that the codes are the same as on a single rank. */
+/* The buffer for this rank's rows of an operand t (tN, C). Usually it is these rows of t. If t is
+ * FP8, it is an F32 buffer (N, C), so that the codes are the same as on a single rank. */
 Tensor rows_buffer(const Stream *stream, Tensor t);
 /* t = the rows x (N, C) of all ranks, encoded. x may be rows_buffer of t. Call these only with
  * several tensor ranks. Operations between gather_rows_begin and gather_rows_end overlap with the
@@ -37,18 +37,19 @@ Tensor rows_buffer(const Stream *stream, Tensor t);
 void gather_rows_begin(const Stream *stream, Tensor t, Tensor x);
 void gather_rows_end(const Stream *stream, Tensor t);
 
-/* Recompute an operand t with its present scale, only with several tensor ranks. gather_again
- * starts to gather own_rows(stream, t). complete_again waits for the rows, and computes the
- * transpose of `wanted` if it has one. */
+/* Both functions recompute an operand t with its present scale, only with several tensor ranks.
+ * gather_again starts to gather own_rows(stream, t). */
 void gather_again(const Stream *stream, Tensor t);
+/* Waits for these rows, and computes the transpose of `wanted` if it has one. */
 void complete_again(const Stream *stream, Tensor t, Tensor wanted);
 
-/* sums_buffer: the buffer into which a layer writes its partial sum of y. sum_rows: returns this
- * rank's rows of the sum over ranks. The other functions need several tensor ranks. add_rows: y =
- * this sum + x, where y may be x. sum_rows_begin and sum_rows_end: sum_rows in two parts, so that
- * operations between them overlap with the sum. */
+/* The buffer into which a layer writes its partial sum of y. */
 Tensor sums_buffer(const Stream *stream, Tensor y);
+/* Returns this rank's rows of the sum over ranks. */
 Tensor sum_rows(const Stream *stream, Tensor buffer);
+/* sum_rows in two parts, so that operations between them overlap with the sum. Only with several
+ * tensor ranks. */
 void sum_rows_begin(const Stream *stream, Tensor buffer);
 Tensor sum_rows_end(const Stream *stream, Tensor buffer);
+/* y = x + sum_rows(stream, buffer), where y may be x. Only with several tensor ranks. */
 void add_rows(const Stream *stream, Tensor y, Tensor x, Tensor buffer);

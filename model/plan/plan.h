@@ -4,14 +4,13 @@
 #include "model/shape/buffers.h"
 #include "model/store/store_types.h"
 
-/* plan_own: a buffer (N, cols) that belongs to one unit. The `plan` of a unit kind (units.h) calls
- * it. */
 typedef struct Planner Planner;
+/* A buffer (N, cols) that belongs to one unit. The `plan` of a unit kind (units.h) calls it. */
 Tensor plan_own(Planner *p, Format f, int cols);
 
-/* The memory of buffer b, which units share. plan_shared: at least `bytes` bytes; plan_shared_rows:
- * a tensor (rows, cols). */
+/* The memory of buffer b, which units share, with at least `bytes` bytes. */
 void *plan_shared(Model *m, Buffer b, size_t bytes);
+/* A tensor (rows, cols) in the memory of buffer b. */
 Tensor plan_shared_rows(Model *m, Buffer b, Format f, int rows, int cols);
 
 void plan_block(Planner *p, Model *m, int unit);

@@ -5,9 +5,10 @@
 /* The largest number of GPUs for which predictions were compared with measurements. */
 enum { PLAN_TIME_MEASURED_RANKS = 2 };
 
-/* plan_time: predicts a step of the configured mesh. plan_time_is_known: whether it can: a mesh of
- * several hosts needs `internode_gb_per_s`. */
+/* Whether plan_time can predict. It cannot with eval_only or generate, nor for several hosts
+ * without internode_gb_per_s. */
 bool plan_time_is_known(const Config *c);
+/* Predicts a step of the configured mesh. */
 StepTime plan_time(const Config *c);
 
 /* Tokens per second of each rank. */

@@ -11,9 +11,9 @@ typedef struct {
     double network;
 } Topology;
 
-/* rates_seconds: the seconds that an event's work takes. rates_taken: the seconds by which it slows
- * down concurrent computation. */
+/* The seconds that an event's work takes. */
 double rates_seconds(const Event *e, const Topology *p);
+/* The seconds by which this work slows down concurrent computation. */
 double rates_taken(const Event *e, const Topology *p);
 
 /* Dense FLOP/s for operands of `bits` bits, by the data sheet. */

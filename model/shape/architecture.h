@@ -17,8 +17,12 @@ typedef struct {
     double default_value;
 } ClassKey;
 
-/* which blocks may have a sliding window: none; all or none; any */
-typedef enum { NO_WINDOW, SAME_WINDOW, WINDOW_BY_LAYER } Windows;
+/* Which blocks may have a sliding window. */
+typedef enum {
+    NO_WINDOW,
+    SAME_WINDOW,    /* all blocks or none */
+    WINDOW_BY_LAYER /* any blocks */
+} Windows;
 
 typedef struct Architecture {
     const char *class, *model_type; /* for example "LlamaForCausalLM", "llama" */
@@ -52,8 +56,9 @@ typedef struct Architecture {
 /* Adds an architecture; the caller keeps it. Dies if the class exists already. Not thread-safe. */
 void architecture_add(const Architecture *a);
 
-/* The row of a class, or of a model_type; NULL: there is none. */
+/* The row of a class; NULL: there is none. */
 const Architecture *architecture_find(const char *class);
+/* The row of a model_type; NULL: there is none. */
 const Architecture *architecture_of_type(const char *model_type);
 
 /* All classes, separated by ", ". The caller frees it. */

@@ -66,10 +66,10 @@ typedef struct {
 
 /* The rows that context ranks exchange in a micro-batch (context.h); in host memory. */
 typedef struct {
-    /* pieces: number of segments of each rank, some of which may be empty. ranges: number of ranges
-     * after adjacent pieces of this rank are joined */
+    /* segments: number of segments of each rank, some of which may be empty. ranges: number of
+     * ranges after adjacent segments of this rank are joined */
     int segments, ranges;
-    /* [c][pieces] the pieces of each rank: rows of qkv_heads and similar tensors */
+    /* [c][segments] the segments of each rank: rows of qkv_heads and similar tensors */
     RowRange *whole;
     RowRange *range; /* [ranges] ranges of this rank's rows outside attention */
     /* [c][segments] this rank's segments with the heads of each rank: rows of `exchanged` */
@@ -82,9 +82,13 @@ typedef struct {
     double *exchanged; /* [c] each rank's number of tokens of all other documents */
 } ContextExchange;
 
-/* Communication of tensor ranks on its own queue while a block computes (tensor_ranks.h). ROWS:
- * gathers rows; AGAIN: gathers recomputed rows; SUMS: completes sums. */
-typedef enum { EXCHANGE_ROWS, EXCHANGE_AGAIN, EXCHANGE_SUMS, NUM_EXCHANGES } Exchange;
+/* Communication of tensor ranks on its own queue while a block computes (tensor_ranks.h). */
+typedef enum {
+    EXCHANGE_ROWS,  /* gathers rows */
+    EXCHANGE_AGAIN, /* gathers recomputed rows */
+    EXCHANGE_SUMS,  /* completes sums */
+    NUM_EXCHANGES
+} Exchange;
 
 /* The residual stream: rows of one width that pass through the blocks, and what all blocks share to
  * compute them: attention, ranks and scratch memory. The text of a model is a Stream. */
@@ -100,15 +104,15 @@ typedef struct {
     bool trains_matrices;
 
     /* sizes */
-    int L, N; /* number of blocks; number of this rank's rows of a micro-batch */
+    int L, N; /* L: number of blocks; N: number of this rank's rows of a micro-batch */
     /* rows in linear layers and attention: N times the number of tensor ranks; N during
      * generation */
     int rows;
     /* rows of an MLP tile in blocks whose MLP is recomputed; equal to `rows`: no tiles */
     int tile;
     int T;                     /* number of tokens of a sequence */
-    int context, context_rank; /* number of context ranks; this rank's number among them */
-    /* number of tensor ranks; this rank's number among them */
+    int context, context_rank; /* number of context ranks, and this rank's number among them */
+    /* number of tensor ranks, and this rank's number among them */
     int tensor_ranks, tensor_rank;
     Transfer *exchanges; /* [NUM_EXCHANGES]; NULL without tensor ranks */
     int P;               /* number of possible positions of a token: T, or more with caches */
@@ -126,10 +130,11 @@ typedef struct {
      * there are none */
     Documents own_docs;
     ContextExchange exchange;
-    int *doc_start, *own_doc_start; /* (B*T + 1), (B*T/c + 1): device memory */
-    int *host_doc_start;            /* (B*T + 1) host memory */
-    int *host_part;                 /* (tN) host memory for context_part */
-    float *rope[NUM_ROTATIONS];     /* (P, D/2, 2) cosine and sine; NULL: no block uses the table */
+    /* device memory. doc_start: (B*T + 1); own_doc_start: (B*T/c + 1) */
+    int *doc_start, *own_doc_start;
+    int *host_doc_start;        /* (B*T + 1) host memory */
+    int *host_part;             /* (tN) host memory for context_part */
+    float *rope[NUM_ROTATIONS]; /* (P, D/2, 2) cosine and sine; NULL: no block uses the table */
 
     /* activations of the stream's blocks in the first set (Model.sets). The activations of each
      * further set begin `apart` after those of the previous set */
@@ -141,11 +146,11 @@ typedef struct {
     Tensor down_folded;
 } Stream;
 
-/* Device memory for the saved activations of one block at a time. leaves: the last content is being
- * copied to the host. comes: the next content is being copied back. In both cases, the compute
- * queue has not waited for the copy yet. */
+/* Device memory for the saved activations of one block at a time. */
 typedef struct {
     Transfer leave, fetch;
+    /* leaves: the last content is being copied to the host. comes: the next content is being copied
+     * back. In both cases, the compute queue has not waited for the copy yet */
     bool leaves, comes;
 } Slot;
 
@@ -153,13 +158,14 @@ typedef struct BlockPass BlockPass;
 
 /* Saved activations that are on the host while other blocks compute (offload.h). */
 typedef struct {
-    int saves; /* number of pieces: blocks times micro-batches in flight */
-    int slots; /* number of slots on the device; if it equals `pieces`, no piece leaves */
-    /* if there are fewer slots: their offset in the arena, and the bytes of a slot */
+    int saves; /* number of saves: blocks times micro-batches in flight */
+    int slots; /* number of slots on the device; if it equals `saves`, no save leaves */
+    /* if there are fewer slots than saves. at: offset of the slots in the arena; bytes: size of a
+     * slot */
     size_t at, bytes;
     int leaving;       /* number of saves that leave for the host */
-    size_t host_bytes; /* pinned host memory for these saves: its size */
-    char *host;        /* its address */
+    size_t host_bytes; /* size of the pinned host memory for these saves */
+    char *host;        /* address of this host memory */
     Slot *slot;        /* [slots] */
     /* [passes] all passes of the current micro-batches; NULL: no activations are saved, or none
      * move */
@@ -167,37 +173,38 @@ typedef struct {
     int passes, next; /* next: index of the next pass */
 } Offload;
 
-/* A message to a neighbouring stage (stages.h): the stream, or its gradient. amax: amax of the
- * gradient, or a tensor without data. */
+/* A message to a neighbouring stage (stages.h). */
 typedef struct {
+    /* stream: the residual stream, or its gradient. amax: amax of the gradient, or a tensor without
+     * data */
     Tensor stream, amax;
     Transfer message;
 } Outgoing;
 
-/* Features of the images of a batch, on the host, for whole sequences. row[i]: pointer to the Cv
- * values, F32 or BF16, of token i; NULL: token i is no image token. row NULL: the batch has no
- * images. */
+/* Features of the images of a batch, on the host, for whole sequences. */
 typedef struct {
+    /* row[i]: pointer to the Cv values of token i; NULL: token i is no image token. row NULL: the
+     * batch has no images */
     const void *const *row;
-    DType dtype;
+    DType dtype; /* of the values: F32 or BF16 */
 } ImageRows;
 
-/* Buffers of models with images (projector.h). rows: number of rows of features of the micro-batch,
- * with padding. */
+/* Buffers of models with images (projector.h). */
 typedef struct {
-    int rows;
+    int rows; /* number of rows of features of the micro-batch, with padding */
     Tensor x; /* (N, Cv) features */
     int *at;  /* (N) the token of each row; -1: padding */
-    /* (N, C) shared buffers: input of GELU, and its output; the projector's output, or its
-     * gradient */
+    /* (N, C) shared buffers. h: input of GELU; act: output of GELU; y: output of the projector, in
+     * backward its gradient */
     Tensor h, act, y;
     void *host_x; /* (N, Cv) host memory */
     int *host_at; /* (N) host memory */
 } ImageBuffers;
 
-/* Device memory in bytes, by purpose. blocks: saved activations of all blocks; work: buffers that
- * blocks and head share; cache: keys and values of all blocks. */
+/* Device memory in bytes, by purpose. */
 typedef struct {
+    /* blocks: saved activations of all blocks. work: buffers that blocks and head share. cache:
+     * keys and values of all blocks */
     size_t units, blocks, work, head, cache, total;
 } PlanBytes;
 

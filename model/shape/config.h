@@ -1,5 +1,5 @@
-/* The configuration of a run: the YAML file (OLMo's keys) and --a.b=c. Plain data; The functions of
- * model/config/ fill, check and print it. */
+/* The configuration of a run, from the YAML file (OLMo's keys) and from options --a.b=c. It is
+ * plain data. The functions of model/config/ fill, check and print it. */
 #pragma once
 #include <math.h>
 
@@ -16,17 +16,20 @@ typedef enum {
     WSD
 } ScheduleName;
 
-/* Norm of queries and keys (RMSNorm): none, over their full widths, or over each head. */
-typedef enum { QK_NORM_NONE, QK_NORM_WIDTH, QK_NORM_HEAD } QkNorm;
+/* Norm of queries and keys (RMSNorm). */
+typedef enum {
+    QK_NORM_NONE,
+    QK_NORM_WIDTH, /* over their full widths */
+    QK_NORM_HEAD   /* over each head */
+} QkNorm;
 
 /* Context extension by changes of rotary frequencies (rope_table.c). */
 typedef enum { ROPE_DEFAULT, ROPE_LLAMA3, ROPE_YARN, NUM_ROPE_TYPES } RopeType;
 
-/* Which blocks have a sliding window: block l has one if slides[l % count]; count 0: all blocks, if
- * there is a window. */
 enum { MAX_LAYERS = 10000 };
+/* Which blocks have a sliding window. Block l has one if slides[l % count]. */
 typedef struct {
-    int count;
+    int count; /* 0: all blocks have it, if there is a window */
     bool slides[MAX_LAYERS];
 } LayerTypes;
 
@@ -42,9 +45,12 @@ typedef enum {
     NUM_LORA_MODULES
 } LoraModule;
 
-/* Format of the blocks' frozen matrices under adapters: the format of all other frozen weights,
- * E4M3 or NF4. */
-typedef enum { BASE_AS_FROZEN, BASE_E4M3, BASE_NF4 } BaseFormat;
+/* Format of the blocks' frozen matrices under adapters. */
+typedef enum {
+    BASE_AS_FROZEN, /* the format of all other frozen weights */
+    BASE_E4M3,
+    BASE_NF4
+} BaseFormat;
 
 /* Adapters: y = x W^T + scale (x A^T) B^T with A (rank, in), B (out, rank) and frozen W [Hu et al.
  * 2021, arXiv 2106.09685, 4.1]. */
@@ -55,7 +61,7 @@ typedef struct {
     bool use_rslora;
     bool target[NUM_LORA_MODULES];
     BaseFormat base;
-    /* BASE_NF4 without double quantization (nf4.h) */
+    /* BASE_NF4 without double quantization (nf4_map.h) */
     bool plain_nf4;
     /* the base is rounded to values of BF16, but stored in F32 */
     bool rounds_base;
@@ -65,9 +71,11 @@ typedef struct {
     bool projector;
 } Lora;
 
-/* The projector, which maps features of images to the stream (projector.h): two layers with GELU
- * between them, or one layer. */
-typedef enum { PROJECTOR_MLP, PROJECTOR_LINEAR } Projector;
+/* The projector, which maps features of images to the stream (projector.h). */
+typedef enum {
+    PROJECTOR_MLP,   /* two layers with GELU between them */
+    PROJECTOR_LINEAR /* one layer */
+} Projector;
 
 /* Images in the text: rows of features replace the embeddings of a token. */
 typedef struct {
@@ -85,7 +93,7 @@ typedef struct {
     /* C L H K D F (F is half of mlp_hidden_size) */
     int d_model, n_layers, n_heads, n_kv_heads, head_dim, mlp_width;
     int max_sequence_length; /* T */
-    /* number of ids; V, the padded number of rows */
+    /* vocab_size: number of ids. embedding_size: V, the padded number of rows */
     int vocab_size, embedding_size;
     int eos_token_id, pad_token_id; /* -1: none */
     /* kind and eps of all norms */
@@ -127,9 +135,11 @@ typedef struct {
     const struct Architecture *architecture;
 } ModelConfig;
 
-/* How documents fill sequences. CONCAT: one after the other, cut at the end of a sequence.
- * BEST_FIT: each document stays whole, in the sequence where it fits best. */
-typedef enum { PACK_CONCAT, PACK_BEST_FIT } PackingKind;
+/* How documents fill sequences. */
+typedef enum {
+    PACK_CONCAT,  /* one after the other, cut at the end of a sequence */
+    PACK_BEST_FIT /* each document stays whole, in the sequence where it fits best */
+} PackingKind;
 /* with PACK_BEST_FIT: what happens to documents longer than a sequence */
 typedef enum { LONG_TRUNCATE, LONG_SPLIT } LongDocuments;
 typedef enum { BOUNDARIES_EOS, BOUNDARIES_METADATA } Boundaries; /* where a document ends */
@@ -168,7 +178,8 @@ typedef struct {
 } DataSource;
 
 enum { MOST_DOUBLINGS = 16 }; /* maximum number of doublings in batch_size_warmup */
-/* maximum number of sources of data.mix; bytes of a source's name with its final zero */
+/* MOST_SOURCES: maximum number of sources of data.mix. SOURCE_NAME: bytes of a source's name with
+ * its final zero */
 enum { MOST_SOURCES = 64, SOURCE_NAME = 64 };
 
 typedef struct {
@@ -180,29 +191,38 @@ typedef struct {
     TokenFiles files;
 } EvalSet;
 
-/* When gradients are summed over a shard group: after every micro-batch, once per step, or once per
- * step if memory allows. */
-typedef enum { SUM_OFTEN, SUM_ONCE, SUM_ONCE_IF_FITS } GradSum;
+/* When gradients are summed over a shard group. */
+typedef enum {
+    SUM_OFTEN,       /* after every micro-batch */
+    SUM_ONCE,        /* once per step */
+    SUM_ONCE_IF_FITS /* once per step if memory allows, else after every micro-batch */
+} GradSum;
 
-/* When the weights of a shard group are gathered: for each pass; once per step; or once per step in
- * as many units as memory allows, and for each pass in all other units. */
-typedef enum { GATHER_OFTEN, GATHER_ONCE, GATHER_ONCE_IF_FITS } Gathering;
+/* When the weights of a shard group are gathered. */
+typedef enum {
+    GATHER_OFTEN, /* for each pass */
+    GATHER_ONCE,  /* once per step */
+    /* once per step in as many units as memory allows, and for each pass in all other units */
+    GATHER_ONCE_IF_FITS
+} Gathering;
 
-/* What is offloaded to the host: nothing; only what does not fit on the device; as much as
- * possible. */
-typedef enum { HOST_NEVER, HOST_AUTO, HOST_ALL } HostUse;
+/* What is offloaded to the host. */
+typedef enum {
+    HOST_NEVER, /* nothing */
+    HOST_AUTO,  /* only what does not fit on the device */
+    HOST_ALL    /* as much as possible */
+} HostUse;
 
-/* The order of passes of pipeline stages (pipeline.h). PIPELINE_ONE: one micro-batch after the
- * other. */
+/* The order of passes of pipeline stages (pipeline.h). */
 typedef enum {
     PIPELINE_1F1B,
     PIPELINE_INTERLEAVED,
-    PIPELINE_ONE,
+    PIPELINE_ONE, /* one micro-batch after the other */
     NUM_PIPELINE_SCHEDULES
 } PipelineSchedule;
 
-/* How ranks divide the model: pipeline stages have different units (pipeline.h); within a stage,
- * ranks shard units (fsdp.h); tensor ranks divide the linear layers of blocks (tensor_ranks.h). */
+/* How ranks divide the model. Pipeline stages have different units (pipeline.h). Within a stage,
+ * ranks shard units (fsdp.h). Tensor ranks divide the linear layers of blocks (tensor_ranks.h). */
 typedef struct {
     /* number of consecutive ranks, or groups of tensor ranks, that hold one copy of a stage */
     int shard_ranks;
@@ -242,15 +262,18 @@ static inline int pipeline_stages(const Strategy *s)
     return s->pipeline_stages > 1 ? s->pipeline_stages : 1;
 }
 
-/* The number of groups of ranks that have different sequences, if there are `ranks` ranks. */
+/* Data-parallel degree of `ranks` ranks: the number of groups, each of which reads its own
+ * sequences. */
 static inline int data_ranks(const Strategy *s, int ranks)
 {
     return ranks / (context_ranks(s) * tensor_ranks(s) * pipeline_stages(s));
 }
 
-/* Muon's factor of a matrix's learning rate, with the names of torch.optim.Muon:
- * 0.2 sqrt(max(rows, columns)); sqrt(max(1, rows / columns)). */
-typedef enum { ADJUST_MATCH_RMS_ADAMW, ADJUST_ORIGINAL } AdjustLr;
+/* Muon's factor of a matrix's learning rate, with the names of torch.optim.Muon. */
+typedef enum {
+    ADJUST_MATCH_RMS_ADAMW, /* 0.2 sqrt(max(rows, columns)) */
+    ADJUST_ORIGINAL         /* sqrt(max(1, rows / columns)) */
+} AdjustLr;
 
 typedef struct {
     ModelConfig model;
@@ -299,16 +322,14 @@ typedef struct {
     int global_train_batch_size; /* sequences per step over all ranks */
     struct {
         int count;
-        long step[MOST_DOUBLINGS];
         /* steps, ascending: the batch doubles after each of them. After the last one it is
          * global_train_batch_size */
+        long step[MOST_DOUBLINGS];
     } batch_warmup;
-    /* sequence length warmup (run/length_warmup.h): length of the first sequences in tokens; number
-     * of steps, 0: no warmup */
     struct {
-        int min;
-        long steps;
-    } length_warmup;
+        int min;     /* length of the first sequences, in tokens */
+        long steps;  /* number of steps; 0: no warmup */
+    } length_warmup; /* sequence length warmup (run/length_warmup.h) */
     /* sequences per forward pass of a rank, or of the ranks that share sequences */
     int device_train_microbatch_size;
     Duration max_duration;
@@ -429,13 +450,14 @@ static inline bool config_forward_only(const Config *c)
     return c->eval_only || c->generate;
 }
 
-/* Whether block l has a sliding window; whether its rotary frequencies are scaled. */
+/* Whether block l has a sliding window. */
 static inline bool layer_slides(const ModelConfig *c, int l)
 {
     return c->sliding_window > 0 &&
            (c->layer_types.count == 0 || c->layer_types.slides[l % c->layer_types.count]);
 }
 
+/* Whether the rotary frequencies of block l are scaled. */
 static inline bool layer_is_scaled(const ModelConfig *c, int l)
 {
     return c->rope_scaling.type != ROPE_DEFAULT &&

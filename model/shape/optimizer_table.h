@@ -7,13 +7,20 @@
 
 enum { MAX_STATES = 4 };
 
-/* Where the format of a state comes from. OWN_FORMAT: `own`. OWN_FORMATS: `own` in layers
- * (UnitKind.is_layer) and `elsewhere` in other units. MOMENT1, MOMENT2: a column of the recipe. */
-typedef enum { OWN_FORMAT, OWN_FORMATS, MOMENT1, MOMENT2 } StateFormat;
+/* Where the format of a state comes from. */
+typedef enum {
+    OWN_FORMAT,  /* `own` */
+    OWN_FORMATS, /* `own` in layers (UnitKind.is_layer), and `elsewhere` in other units */
+    MOMENT1,     /* moment1 of the recipe */
+    MOMENT2      /* moment2 of the recipe */
+} StateFormat;
 
-/* Which trained weights have a state: all weights; matrices of layers (Param.is_operand); all
- * weights except these matrices. */
-typedef enum { STATE_OF_ALL, STATE_OF_MATRICES, STATE_OF_OTHERS } StateOf;
+/* Which trained weights have a state. */
+typedef enum {
+    STATE_OF_ALL,
+    STATE_OF_MATRICES, /* matrices of layers (Param.is_operand) */
+    STATE_OF_OTHERS    /* all weights except these matrices */
+} StateOf;
 
 /* A state: one value for each of these weights, which starts as 0. */
 typedef struct {

@@ -42,11 +42,10 @@ static inline void buffers_add(BufferSet *s, const BufferSet *more)
         s->word[i] |= more->word[i];
 }
 
-/* bytes: size, 0: the buffer does not exist; at: offset in the shared memory; meets: the buffers
- * that are live at the same time, including itself. */
 typedef struct {
+    /* bytes: size; 0: the buffer does not exist. at: offset in the shared memory */
     size_t bytes, at;
-    BufferSet meets;
+    BufferSet meets; /* the buffers that are live at the same time, including this one */
 } OverlaidBuffer;
 
 /* Places [NUM_BUFFERS] buffers so that buffers that are live at the same time do not overlap.

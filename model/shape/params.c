@@ -305,8 +305,8 @@ Nf4 param_nf4(const Param *p, const void *groups, bool plain)
     return x;
 }
 
-/* Number of elements of the region that must stay on the same rank: whole optimizer groups, or a
- * group of NF4. */
+/* A rank's slice of the region is a multiple of this many elements, so that no optimizer group and
+ * no NF4 group is divided among ranks. */
 static size_t together(const UnitLayout *u, Region r)
 {
     return r == QUANTIZED && u->config->lora.base == BASE_NF4 ? nf4_group_bytes(unit_plain_nf4(u))

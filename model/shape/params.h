@@ -7,11 +7,16 @@
 #include "kernels/nf4_map.h"
 #include "model/shape/units.h"
 
-/* A unit's flat buffer has regions, each laid out and sharded separately. TRAINED: trained weights.
- * FROZEN: weights without gradients and optimizer states, in the recipe's format for frozen
- * weights. QUANTIZED: frozen matrices in the format of lora.base, E4M3 codes or whole groups of
- * NF4; its elements are bytes. */
-typedef enum { TRAINED, FROZEN, QUANTIZED, NUM_REGIONS } Region;
+/* A unit's flat buffer has regions, each laid out and sharded separately. */
+typedef enum {
+    TRAINED, /* trained weights */
+    /* weights without gradients and optimizer states, in the recipe's format for frozen weights */
+    FROZEN,
+    /* frozen matrices in the format of lora.base: E4M3 codes, or whole groups of NF4. The elements
+     * of this region are bytes */
+    QUANTIZED,
+    NUM_REGIONS
+} Region;
 
 /* Rows of a parameter that are one tensor in files: q, k or v of qkv; gate or up; all rows, or the
  * rows of existing ids. */
@@ -54,8 +59,9 @@ typedef struct {
      * describe this rank's slice; 1: the parameter is whole */
     int tensor_ranks, tensor_rank;
 } Param;
-/* PARAM_ALIGN: elements: whole optimizer groups of 128 or 256, 256-byte aligned in any format.
- * SCALE_FLOATS: scales of FP8 operands are 16 bytes apart. */
+/* PARAM_ALIGN: parameters begin at multiples of this number of elements, so they have whole
+ * optimizer groups of 128 or 256 and are 256-byte aligned in any format. SCALE_FLOATS: scales of
+ * FP8 operands are this number of floats apart. */
 enum { PARAM_ALIGN = 256, SCALE_FLOATS = 4 };
 
 static inline size_t param_numel(const Param *p)
@@ -74,13 +80,13 @@ typedef struct {
     int number; /* number by unit_number */
     int num_params;
     Param *param; /* [num_params] */
-    /* sizes of the regions with padding: multiples of PARAM_ALIGN * W; for NF4, of groups * W */
+    /* sizes of the regions with padding: multiples of W * PARAM_ALIGN or, for NF4, of W groups */
     size_t numel[NUM_REGIONS];
     /* sizes in the computing format, without padding for W */
     size_t computing[NUM_REGIONS];
     size_t first;        /* number of the unit's first element in the model */
-    bool matrices_first; /* in the region TRAINED, the matrices of layers come first: */
-    size_t matrices;     /* elements 0 .. matrices - 1; 0 if they do not come first */
+    bool matrices_first; /* in the region TRAINED, the matrices of layers come first */
+    size_t matrices;     /* they are elements 0 .. matrices - 1; 0 if they do not come first */
     /* number of tensor ranks that compute the unit together; 1: each of them computes the whole
      * unit */
     int tensor_ranks;
@@ -133,9 +139,9 @@ size_t unit_numbers(const UnitLayout *u);
 /* Whether NF4 is stored without double quantization: with tensor ranks, the 256 blocks with one
  * second scale may be on several ranks. */
 bool unit_plain_nf4(const UnitLayout *u);
-/* param_nf4: a matrix in NF4 whose groups, plain or not (nf4.h), are at `groups`. param_nf4_groups:
- * their number. */
+/* A matrix in NF4 whose groups, plain or not (nf4_map.h), are at `groups`. */
 Nf4 param_nf4(const Param *p, const void *groups, bool plain);
+/* The number of groups of this matrix. */
 size_t param_nf4_groups(const Param *p);
 
 /* The output columns of a linear layer that have an adapter, without the adapter's weights;

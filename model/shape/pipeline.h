@@ -51,7 +51,7 @@ bool pipeline_holds(const Pipeline *p, const ModelConfig *c, int unit);
 /* the stage that has the unit */
 int pipeline_stage_of(const Pipeline *p, const ModelConfig *c, int unit);
 
-/* Whether it is the first, or the last, chunk of the model. */
+/* Whether this chunk of this stage is the first, or the last, chunk of the model. */
 bool pipeline_is_first(const Pipeline *p, int chunk);
 bool pipeline_is_last(const Pipeline *p, int chunk);
 

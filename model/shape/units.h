@@ -40,8 +40,8 @@ typedef union {
         Tensor down_a;    /* (r, F) */
         Tensor down_b;    /* (C, r) */
     };
-    /* (C, Cv), (C, 1), (C, C), (C, 1): see projector.h */
     struct {
+        /* of the projector (projector.h): (C, Cv), (C, 1), (C, C), (C, 1) */
         Tensor image_in, image_in_bias, image_out, image_out_bias;
     };
     Tensor tensor[NUM_PARAMS];
@@ -50,9 +50,10 @@ typedef union {
 /* The linear layers of a block. Projections with the same input are one matrix. */
 typedef enum { LINEAR_QKV, LINEAR_OUT, LINEAR_GATE_UP, LINEAR_DOWN, NUM_LINEARS } Linear;
 
-/* How a parameter is cut among ranks that compute a layer together: by rows, the layer's outputs;
- * by columns, its inputs; or not at all, because each rank needs the whole parameter [Megatron-LM:
- * Shoeybi et al. 2019, arXiv 1909.08053, sec. 3]. */
+/* How a parameter is cut among ranks that compute a layer together. SPLIT_ROWS: by rows, which are
+ * the layer's outputs. SPLIT_COLUMNS: by columns, which are the layer's inputs. SPLIT_NONE: not at
+ * all, because each rank needs the whole parameter [Megatron-LM: Shoeybi et al. 2019, arXiv
+ * 1909.08053, sec. 3]. */
 typedef enum { SPLIT_NONE, SPLIT_ROWS, SPLIT_COLUMNS } Split;
 
 typedef enum {
@@ -66,8 +67,6 @@ typedef enum {
     WITH_PROJECTOR_OUT,
     WITH_PROJECTOR_OUT_BIAS
 } Condition;
-/* SIZE_OUTPUTS: all outputs of those parts (q, k, v; gate, up) of the linear layer that the
- * parameter has; SIZE_LORA_RANKS: lora.rank times the number of these projections. */
 typedef enum {
     SIZE_ONE,
     SIZE_MODEL,
@@ -78,8 +77,10 @@ typedef enum {
     SIZE_VOCABULARY,
     SIZE_LORA_RANK,
     SIZE_FEATURE,
+    /* all outputs of those projections (q, k, v or gate, up) of the linear layer that the parameter
+     * has */
     SIZE_OUTPUTS,
-    SIZE_LORA_RANKS
+    SIZE_LORA_RANKS /* lora.rank times the number of these projections */
 } Size;
 typedef enum {
     ONES,
@@ -110,10 +111,10 @@ typedef struct {
 struct Model;
 struct Planner;
 
-/* A unit's position in a backward pass. needs_dx: an earlier unit is trained. after_layer: on this
- * rank, a layer of the same kind made its backward just before; before_layer: such a layer is
- * next. */
+/* A unit's position in a backward pass. */
 typedef struct {
+    /* needs_dx: an earlier unit is trained. after_layer: on this rank, a layer of the same kind
+     * made its backward just before. before_layer: such a layer is next */
     bool needs_dx, after_layer, before_layer;
 } BackwardStep;
 
@@ -138,10 +139,11 @@ typedef struct UnitKind {
     /* Computes unit_acts[u + 1].attn_res from the stream in unit_acts[u].attn_res. */
     void (*forward)(struct Model *m, const UnitTensors *w, int u);
 
-    /* backward_uses: the uses for which backward needs the unit's weights; NULL: backward needs no
-     * weights. backward: replaces, in m->text.work.dres, the gradient of the unit's output by the
-     * gradient of its input, unless step.needs_dx is false. */
+    /* Returns the uses for which backward needs the unit's weights. NULL: backward needs no
+     * weights. */
     int (*backward_uses)(const struct Model *m, int u);
+    /* Replaces, in m->text.work.dres, the gradient of the unit's output by the gradient of its
+     * input, unless step.needs_dx is false. */
     void (*backward)(struct Model *m, const UnitTensors *w, UnitTensors *dw, int u,
                      BackwardStep step);
 } UnitKind;

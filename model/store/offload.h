@@ -34,14 +34,14 @@ int offload_saves(const Model *m, const ParamStore *store);
 /* Chooses the slot of each save, if there are fewer slots than saves. */
 void offload_plan_slots(Model *m, const ParamStore *store);
 
-/* offload_plan: counts the saves that leave (offload.leaving), and gives each of them an offset in
- * host memory. Call it when all saves have sizes. offload_host_bytes: size of this host memory. */
+/* Counts the saves that leave (offload.leaving), and gives each of them an offset in host memory.
+ * Call it when all saves have sizes. */
 void offload_plan(Model *m, const ParamStore *store);
-size_t offload_host_bytes(const Model *m);
+size_t offload_host_bytes(const Model *m); /* size of this host memory */
 
-/* offload_alloc, offload_free: allocate and free the host memory. offload_place: uses `host`, which
- * may be an address without memory. */
+/* Allocates the host memory. */
 void offload_alloc(Model *m);
+/* Uses `host` as this memory. `host` may be an address without memory. */
 void offload_place(Model *m, void *host);
 void offload_free(Model *m);
 
@@ -49,7 +49,7 @@ void offload_free(Model *m);
 void offload_begin(Model *m, const ParamStore *store, const PipelineRow *row, int rows);
 void offload_end(Model *m);
 
-/* offload_wait: before the pass of a block, and before an operation that writes its input.
- * offload_moved: after the pass of a block; does nothing for other units. */
+/* Call it before the pass of a block, and before an operation that writes its input. */
 void offload_wait(Model *m);
+/* Call it after the pass of unit u. Does nothing if u is not a block. */
 void offload_moved(Model *m, int u);

@@ -5,8 +5,8 @@
 
 /* Places one rank's slices of every unit in the arena. Call it first to measure, then to place. */
 void store_plan(ParamStore *store, Arena *a, const Config *c, ShardChoice p);
-/* Call it between these two calls: allocates the memory outside `a`: for gathered weights, and on
- * the host. */
+/* Allocates the memory outside `a`: for gathered weights, and on the host. Call it between these
+ * two calls. */
 void store_alloc_gathered(ParamStore *store);
 void store_free(ParamStore *store);
 /* Whether the update encodes this parameter's operand into Slice.gather_input. */

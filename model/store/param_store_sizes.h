@@ -2,10 +2,11 @@
 #pragma once
 #include "model/store/store_types.h"
 
-/* Size in bytes of operands and gathered weights; of accumulated gradients and their buffers; of
- * the optimizer's states. */
+/* Bytes of operands and gathered weights. */
 size_t store_weight_bytes(const ParamStore *store);
+/* Bytes of accumulated gradients and their buffers. */
 size_t store_grad_bytes(const ParamStore *store);
+/* Bytes of the optimizer's states. */
 size_t store_state_bytes(const ParamStore *store);
 
 /* The stored elements of a parameter that this rank owns: they begin at *first. Returns their
@@ -15,11 +16,10 @@ size_t shard_part(const Shard *s, const Param *p, size_t *first);
 Slice shard_state(const Shard *s, int k);
 /* sets before[k] and after[k] */
 void shard_divide_state(const ParamStore *store, int unit, int k);
-/* The group of ranks over which a unit is sharded, the size of this group, and this rank's number
- * in it. */
+/* The group of ranks over which a unit is sharded. */
 Ranks fsdp_group(const ParamStore *store, int unit);
-int fsdp_shards(const ParamStore *store, int unit);
-int fsdp_rank(const ParamStore *store, int unit);
+int fsdp_shards(const ParamStore *store, int unit); /* size of this group */
+int fsdp_rank(const ParamStore *store, int unit);   /* this rank's number in this group */
 /* The ranks over which a unit of this rank can be sharded. */
 Ranks fsdp_all(const ParamStore *store);
 /* The range of this rank's slice of TRAINED of which all tensor ranks have copies. *first: its

@@ -5,8 +5,8 @@
  *   E4M3  is stored with the codes and scale of an FP8 operand. Forward reads it directly, backward
  *         a transposed copy. If operands are E5M2, it is rounded again with the same scale; all
  *         values are in E5M2's range.
- *   NF4   is stored tensor by tensor in whole groups (nf4.h). If GEMMs are in FP8, one pass makes
- *         codes and another one transposed codes, with the scale of the matrix's amax.
+ *   NF4   is stored tensor by tensor in whole groups (nf4_map.h). If GEMMs are in FP8, one pass
+ *         makes codes and another one transposed codes, with the scale of the matrix's amax.
  *
  * Recipes without FP8 operands convert E4M3 and NF4 to the stream's format. The operands of two
  * blocks exist at a time (of one block on a single rank without offload.frozen), and the operands

@@ -26,7 +26,7 @@ typedef struct {
     /* (count) in TRAINED. grad.empty: no micro-batch of this step has written it yet. A state may
      * cover only a part of the slice: see shard_state */
     Tensor grad, state[MAX_STATES];
-    /* number of elements of TRAINED before this part, and after it */
+    /* number of elements of TRAINED before the part that has state k, and after this part */
     size_t before[MAX_STATES], after[MAX_STATES];
 } Shard;
 
@@ -50,8 +50,8 @@ typedef enum {
     NUM_STEPS
 } Step;
 
-/* The purpose of a step. Forward reads W of an FP8 weight, backward W^T; other formats have one
- * copy for both. */
+/* The purpose of a step. Forward reads W of an FP8 weight, and backward reads W^T. Other formats
+ * have one copy for both. */
 typedef enum { FOR_FORWARD = 1, FOR_BACKWARD = 2, AS_STORED = 4, AT_UPDATE = 8, AT_LOAD = 16 } Use;
 
 /* A step: `to` = `from`. If it serves both passes, to.data is for forward and to.data_t for
@@ -63,24 +63,28 @@ typedef struct {
     Tensor from, to;
 } Copy;
 
-/* How long the content of a unit's buffer is valid: until another unit uses the buffer; until the
- * next update; for the whole run. */
-typedef enum { UNTIL_REUSE, UNTIL_UPDATE, FOR_GOOD } Lifetime;
+/* How long the content of a unit's buffer is valid. */
+typedef enum {
+    UNTIL_REUSE,  /* until another unit uses the buffer */
+    UNTIL_UPDATE, /* until the next update */
+    FOR_GOOD      /* for the whole run */
+} Lifetime;
 
-/* Memory for gathered units: (n) elements in the computing format; n: size of its largest unit. */
+/* Memory for gathered units. */
 typedef struct {
-    /* data_t: transposed FP8 operands. It may be the same memory as data, which then holds either
-     * rows or transposes */
+    /* (n) in the computing format, where n is the size of the largest unit. data_t has transposed
+     * FP8 operands. It may be the same memory as data, which then holds either rows or
+     * transposes */
     Tensor elements;
-    /* whether elements.data exists; whether elements.data_t exists; whether both are the same
-     * memory */
+    /* has_rows: elements.data exists. has_transposes: elements.data_t exists. rotates: both are the
+     * same memory */
     bool has_rows, has_transposes, rotates;
     /* transposes are computed from rows, so both have their own memory */
     bool transposes_rows;
     /* the gathered region QUANTIZED in its stored format, if another format computes */
     void *raw;
     size_t raw_bytes;
-    /* the unit whose weights are in the buffer now; -1: none; and their uses (enum Use) */
+    /* unit: the unit whose weights are in the buffer now; -1: none. has: their uses (enum Use) */
     int unit, has;
     Transfer gather;
 } WeightBuffer;
@@ -97,18 +101,22 @@ typedef struct {
 typedef struct {
     const Step **way; /* [num_params] the steps of each parameter, ending with NO_STEP */
     Copy *copy;       /* [num_copies] the copies, in the order of execution */
-    /* made: the uses for which copies exist; other uses read gathered or stored weights */
+    /* made: the uses for which copies exist. Other uses read gathered or stored weights */
     int num_copies, made;
-    /* at: offset of each region in the unit's buffer; numel: number of elements of all regions */
+    /* at: offset of each region in the unit's buffer. numel: number of elements of all regions */
     size_t at[NUM_REGIONS], numel;
     Lifetime lifetime;
     WeightBuffer *weights; /* NULL: GEMMs read the stored weights */
     GradBuffer *grads;     /* NULL: gradients are added to the shard's gradients */
 } UnitPlan;
 
-/* Data that can be on the host: frozen weights of layers; the optimizer's states; master weights of
- * layers whose computing format is smaller. */
-typedef enum { HOST_FROZEN, HOST_MOMENTS, HOST_MASTER, NUM_HOSTED } Hosted;
+/* Data that can be on the host. */
+typedef enum {
+    HOST_FROZEN,  /* frozen weights of layers */
+    HOST_MOMENTS, /* the optimizer's states */
+    HOST_MASTER,  /* master weights of layers whose computing format is smaller */
+    NUM_HOSTED
+} Hosted;
 
 /* Number of updates and of snapshots in the optimizer's states. The counts start at 0, and are
  * saved, loaded and dropped with the states. */
@@ -161,8 +169,8 @@ typedef struct {
     Pipeline pipe;
     /* the first unit of the whole model with a trained parameter: backward ends there */
     int first_trained;
-    int shards, rank; /* size of a shard group; this rank's number in it */
-    /* number of tensor ranks; this rank's number among them */
+    int shards, rank; /* size of a shard group, and this rank's number in it */
+    /* number of tensor ranks, and this rank's number among them */
     int tensor_ranks, tensor_rank;
     bool sum_once; /* gradients are summed over ranks once per step */
 
@@ -189,7 +197,7 @@ typedef struct {
 
 /* The rank that is planned, and the choices of predict/memory.c. */
 typedef struct {
-    int shards, rank; /* size of a shard group; this rank's number in it */
+    int shards, rank; /* size of a shard group, and this rank's number in it */
     /* gradients are summed over ranks once per step, not after every micro-batch */
     bool sum_once;
     /* units 0 .. resident - 1 keep their weights once these are gathered or rounded */
@@ -200,7 +208,7 @@ typedef struct {
     int slots;
     /* number of tokens of an MLP tile, for model_plan; 0: one tile has all tokens */
     int tile;
-    /* number of tensor ranks (0 means 1); this rank's number among them */
+    /* number of tensor ranks (0 means 1), and this rank's number among them */
     int tensor_ranks, tensor_rank;
     Pipeline pipe; /* stages 0 means one stage */
 } ShardChoice;

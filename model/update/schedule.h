@@ -12,11 +12,11 @@ double schedule_lr(const Config *c, RunLength length, long step, long tokens);
 double schedule_max_grad_norm(const Config *c, long step, long tokens); /* 0: no clipping */
 
 /* The batch size of a step, counted from 1, in sequences over all ranks [Merrill et al. 2025, arXiv
- * 2505.23971: batch size warmup by doubling]. schedule_tokens: number of tokens in the steps after
- * `first` up to `last`. schedule_steps_for: number of steps after `step` that train `tokens` more
- * tokens. */
+ * 2505.23971: batch size warmup by doubling]. */
 int schedule_batch(const Config *c, long step);
+/* Number of tokens in the steps after `first` up to `last`. */
 double schedule_tokens(const Config *c, long first, long last);
+/* Number of steps after `step` that train `tokens` more tokens. */
 double schedule_steps_for(const Config *c, long step, double tokens);
 
 /* The length of the sequences of a step (counted from 1) in tokens: a multiple of

@@ -21,13 +21,13 @@ typedef struct {
     double loss, grad_norm;
 } SpikeScores;
 
-/* Scores a step against the window, and adds it to the window. Both of its values must be
+/* Scores a step against the window, and adds it to the window. loss and grad_norm must be
  * finite. */
 SpikeScores spikes_add(SpikeWindow *w, double loss, double grad_norm);
 bool spikes_exceed(SpikeScores s); /* one of the scores exceeds SPIKES_LIMIT */
 
-/* spikes_print: one series of a window as text, numbers separated by blanks, malloc'ed.
- * spikes_parse: reads the text back bit for bit; returns the count of numbers, or -1 if the text is
- * anything else. */
+/* One series of a window as text, numbers separated by blanks, malloc'ed. */
 char *spikes_print(const double *series, int count);
+/* Reads this text back, bit for bit. Returns the count of numbers, or -1 if the text is anything
+ * else. */
 int spikes_parse(double series[SPIKES_WINDOW], const char *text);
