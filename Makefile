@@ -192,12 +192,14 @@ quick:
 	@$(INSTALL) libcmocka-dev
 	@$(MAKE) --no-print-directory $(PARALLEL) run-quick
 # On two ranks; test_train_parity starts the program.
-LONG       = average_runs calibrate_runs checkpoint_async checkpoint_folders cpu_order_ranks data_ends divergence duration \
-             empty_grads_ranks eval_only extend faults fp8_ranges fsdp_ranks hangs host_ranks hosts_ranks resident_ranks lifetimes \
-             lora_runs mix_runs moved operations pipeline_ranks pipeline_runs plan_time rare_rows recipe_columns resume_ranks save_folder \
-             signals skips telemetry train trainable_ranks
+LONG       = average_runs batch_warmup calibrate_runs checkpoint_async checkpoint_folders coded_export context_ranks \
+             cpu_order_ranks data_ends divergence duration empty_grads_ranks eval_only extend faults fp8_ranges fsdp_ranks \
+             generate hangs host_ranks hosts_ranks length_warmup lifetimes lora_runs mix_runs moved operations pipeline_ranks \
+             pipeline_runs plan_time rare_rows recipe_columns resident_ranks resume_ranks save_folder signals skips telemetry \
+             traffic_ranks train trainable_ranks verify
 QUICK      = $(filter-out $(LONG:%=$B/tests/test_%),$(TESTS))
-SLOW_PY    = chat_messages chat_random golden_checkpoints random_runs random_meshes rank_files train_sbatch watch watch_browser
+SLOW_PY    = chat_messages chat_random convert_config generate_images golden_checkpoints image_features make_shards \
+             random_meshes random_runs rank_files terminal train_sbatch watch watch_browser
 QUICK_PY   = $(filter-out $(SLOW_PY:%=tests/test_%.py),$(wildcard tests/test_*.py))
 run-quick: $B/train $(QUICK)
 	@RANKS=2 bash scripts/run-tests $B "$(LAUNCH)" $(QUICK) $(QUICK_PY)
