@@ -16,8 +16,8 @@ const char *documents_by_eos(const DataSpec *spec);
 
 /* Boundaries by metadata. */
 typedef struct {
-    /* at: [count] tokens at which a document, or a range outside documents, begins. inside: number
-     * of tokens in documents */
+    /* at: [count] tokens at which a document, or a range outside documents, begins. inside:
+     * number of tokens that belong to a document */
     uint64_t *at, count, inside;
 } Begins;
 

@@ -38,9 +38,9 @@ typedef struct ImageFeatures {
  * keeps the text. Dies if a file is missing, if its size differs from features.json, or if an image
  * does not have `rows` rows and `cols` columns. */
 ImageFeatures *features_open(const char *key, const char *folder, int rows, int cols);
-/* Dies if the features were made with another vision tower than that of `model`, whose hash is
- * `tower` (0: unknown), or with other settings: the size of the features cannot show this. Warns,
- * unless `quiet`, if features.json lacks the tower or the settings. */
+/* tower: the hash of the vision tower of `model`; 0: unknown. Dies if the features were made with
+ * another tower or with other settings: the size of the features cannot show this. Warns, unless
+ * `quiet`, if features.json lacks the tower or the settings. */
 void features_check_tower(const ImageFeatures *f, uint64_t tower, const char *model, bool quiet);
 void features_close(ImageFeatures *f);           /* NULL is allowed */
 uint64_t features_count(const ImageFeatures *f); /* number of images */

@@ -227,8 +227,9 @@ static void check_packing(const Packing *p, const Shard *shards, int num_shards,
     if (p->labels == 0)
         die("%s: no token of the %llu documents is a target (%s%s): %s", shards[0].key,
             (unsigned long long)p->documents, shards[0].path, num_shards > 1 ? ", ..." : "",
-            p->lost_labels ? "all come after the model.max_sequence_length tokens "
-                             "that fit; --data.long_documents=split keeps them"
+            p->lost_labels ? "each document is cut after model.max_sequence_length tokens, "
+                             "and all targets come later; --data.long_documents=split keeps the "
+                             "rest of each document"
                            : "check the label masks and the ends of documents");
     if (spec->reopened)
         return;

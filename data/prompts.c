@@ -91,7 +91,7 @@ void prompts_read(Prompts *p, const char *path, const TokenLimits *limits)
     if (ferror(f))
         die("%s: cannot read the prompts: %s", path, strerror(errno));
     if (p->count == 0)
-        die("%s: there are no prompts; expected a line %s for each", path, expected);
+        die("%s: there are no prompts; expected one prompt per line, as %s", path, expected);
     free(text);
     fclose(f);
 }

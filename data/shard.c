@@ -1,8 +1,8 @@
 /* Token files: Dolma shards (headerless little-endian uint16 or uint32, `.npy` in name only) and
  * llm.c's `.bin`.
  *
- * Files are mapped into memory, not read: opening thousands of files costs one page each, the ranks
- * of a host share the page cache, and no file descriptor stays open. Errors are reported here,
+ * Files are mapped into memory, not read. Opening a file costs one page, ranks on one host share the
+ * page cache, and no file descriptor stays open. Errors are reported here,
  * before the first step. One error is found later, when a token is read: an id beyond the
  * vocabulary after a file's first tokens. */
 #include "data/shard.h"

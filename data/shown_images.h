@@ -26,9 +26,9 @@ char *shown_images_wrong(const int *token, size_t count, size_t images, const To
 
 typedef struct ImageFeatures ShownImages;
 
-/* Opens the folder of features, the value of the configuration's `key`, for images of `rows` rows
- * of `cols` values. Dies if the folder is not as scripts/make_image_features.py writes it, or if
- * one of these images is not in it or has a value that is not finite. */
+/* Opens the folder of features. The configuration's `key` names the folder. Each image has `rows`
+ * rows of `cols` values. Dies if scripts/make_image_features.py did not write the folder in this
+ * form, or if the features of one of the `count` images are missing or not finite. */
 ShownImages *shown_images_open(const char *key, const char *folder, int rows, int cols,
                                const uint32_t *image, size_t count);
 /* see features_check_tower */

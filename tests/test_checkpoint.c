@@ -458,8 +458,7 @@ TEST(test_changed_on_purpose)
     other.sliding_window = 0;
     other.rope_scaling.type = ROPE_LLAMA3;
     other.rope_scaling.full_attn_layers_only = false;
-    expect_warning(folder, &other,
-                   "rotary frequencies are scaled as yarn does, but scaled as llama3");
+    expect_warning(folder, &other, "the rope_type is yarn, but llama3 in the configuration");
     other.rope_scaling.type = ROPE_DEFAULT;
     other.max_sequence_length = 99;
     expect_warning(folder, &other,

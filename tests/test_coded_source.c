@@ -306,8 +306,8 @@ TEST(test_refusals)
         DIES(wrong[i].message, read_all(wrong[i].tensor));
     Given tensor[5];
     give_gptq(tensor, false, 0x88888888);
-    DIES("tensor N.qzeros has the word 88888888; expected 77777777, as only symmetric codes of "
-         "version 1",
+    DIES("tensor N.qzeros has the word 88888888; expected 77777777: only symmetric GPTQ codes "
+         "(version 1",
          read_all(tensor));
     give_gptq(tensor, false, 0x77777777);
     ((uint32_t *)tensor[3].bytes)[5] = 3;

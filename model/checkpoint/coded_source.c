@@ -326,9 +326,9 @@ static void check_zeros(const Matrix *m, size_t groups)
     safetensors_read(f.file, zeros, f.tensor, 0, n * sizeof *zeros);
     for (size_t i = 0; i < n; i++)
         if (zeros[i] != ZEROS)
-            die("%s: tensor %s has the word %08x; expected %08x, as only symmetric codes of "
-                "version 1 of the format are supported: "
-                "load the folder from which it was quantized",
+            die("%s: tensor %s has the word %08x; expected %08x: only symmetric "
+                "GPTQ codes (version 1 of GPTQ's format) are supported; load the folder of the "
+                "unquantized model",
                 f.file->path, f.tensor->name, zeros[i], (unsigned)ZEROS);
     free(zeros);
 }

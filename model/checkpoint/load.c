@@ -227,8 +227,7 @@ static void load_optimizer(const char *folder, WeightFiles s, const json_t *mani
  * provided both have windows. Warns if the types of RoPE scaling differ. */
 static void compare_blocks(const char *folder, const ModelConfig *t, const ModelConfig *c)
 {
-    static const char *const rope[] = { "not scaled", "scaled as llama3 does",
-                                        "scaled as yarn does" };
+    static const char *const rope[] = { "default", "llama3", "yarn" };
     int l = 0;
     while (l < c->n_layers && l < t->n_layers && layer_slides(t, l) == layer_slides(c, l))
         l++;
@@ -238,8 +237,8 @@ static void compare_blocks(const char *folder, const ModelConfig *t, const Model
              folder, l, layer_slides(t, l) ? "a" : "no", layer_slides(c, l) ? "one" : "none");
     if (t->rope_scaling.type != c->rope_scaling.type &&
         t->rope_scaling.factor == c->rope_scaling.factor)
-        warn("%s/config.json: rotary frequencies are %s, but %s in the configuration; the run uses "
-             "the configuration",
+        warn("%s/config.json: the rope_type is %s, but %s in the configuration; the run uses the "
+             "configuration",
              folder, rope[t->rope_scaling.type], rope[c->rope_scaling.type]);
 }
 

@@ -221,8 +221,9 @@ SafeFile *safetensors_open(const char *path)
             path);
     if (file_bytes < sizeof raw || length < 2 || length > MAX_HEADER ||
         length > file_bytes - sizeof raw)
-        die("%s: no safetensors file, or truncated: %zu bytes, header of %llu", path, file_bytes,
-            (unsigned long long)length);
+        die("%s: not a safetensors file, or truncated: the file has %zu bytes, its first 8 bytes "
+            "announce a header of %llu bytes",
+            path, file_bytes, (unsigned long long)length);
     f->data = sizeof raw + length;
     f->bytes = file_bytes - f->data;
     char *text = xmalloc(length);

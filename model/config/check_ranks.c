@@ -85,7 +85,8 @@ static void check_schedule_of_stages(Reader *r)
             "--parallelism.pipeline_schedule=Interleaved1F1B",
             reader_where(r, "parallelism.pipeline_virtual_stages"), chunks);
     if (c->model.n_layers < n * chunks)
-        die("%s: parallelism.pipeline %d: the model has %d blocks, fewer than %d stages x %d; use "
+        die("%s: parallelism.pipeline %d: the model has %d blocks, fewer than %d stages x %d "
+            "virtual stages; use "
             "--parallelism.pipeline=%d",
             reader_where(r, "parallelism.pipeline"), n, c->model.n_layers, n, chunks,
             c->model.n_layers > chunks ? c->model.n_layers / chunks : 1);

@@ -94,7 +94,8 @@ static const Recipe *find_recipe(Reader *r, const char *name)
     for (const Recipe *k = recipes; k->name; k++)
         snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s",
                  k == recipes ? "" : ", ", k->name);
-    die("%s: this build has no recipe '%s'; it has %s; --recipe=bf16 runs the rest of this file",
+    die("%s: this build has no recipe '%s'; it has %s; --recipe=bf16 replaces the recipe of this "
+        "file",
         reader_where(r, "recipe"), name, known);
 }
 

@@ -100,7 +100,7 @@ void evaluators_read(Reader *r)
 {
     YamlNode *list = r->s->c.generate ? NULL : yaml_find(r->root, "evaluators");
     if (list && (list->kind == YAML_MAP || (list->kind == YAML_SCALAR && list->text)))
-        die("%s: evaluators is a list: `- label: name`, then indented `data:` with paths",
+        die("%s: evaluators must be a list: `- label: name`, then indented `data:` with paths",
             yaml_where(list));
     char *text[2];
     FILE *downstream = xtext(&text[0]), *remote = xtext(&text[1]);

@@ -90,8 +90,8 @@ static void translate(int i, YamlNode *n)
     if (names[i].as_true) {
         const int truth = value_truth(n->text);
         if (truth < 0)
-            die("%s: %s: expected true or false, found '%s'; %s has more values", yaml_where(n),
-                names[i].other, n->text, names[i].name);
+            die("%s: %s: expected true or false, found '%s'; for other values use the key %s",
+                yaml_where(n), names[i].other, n->text, names[i].name);
         as = truth ? names[i].as_true : names[i].as_false;
     }
     if (as != n->text) {

@@ -50,7 +50,8 @@ static void check_text(const YamlNode *n, const char *name, const char *text)
 {
     json_t *json = json_string(text);
     if (!json)
-        die("%s: %s: its text is not UTF-8, which YAML and JSON need; use another name",
+        die("%s: %s: the value is not UTF-8, which YAML and JSON need; if it is a path, rename the "
+            "file",
             yaml_where(n), name);
     json_decref(json);
     if (strstr(text, "${"))

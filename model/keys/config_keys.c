@@ -40,7 +40,7 @@ const ConfigKey config_keys[] = {
     WORD  ("mesh", CHOICE, "given", meshes, C(mesh_auto),
            "dry_run. given: plan the configured mesh; auto: also try all other meshes and print the three fastest meshes that fit"),
     OPTION("device_memory", DOUBLE, "null", 0, TINY, 1e6, C(device_memory),
-           "GiB (2^30 bytes, as in nvidia-smi) of each device that a run may use, whatever other processes use. Default: the free "
+           "memory limit of the run on each device, in GiB (2^30 bytes). The memory of other processes does not count. Default: the free "
            "memory of the device; with dry_run its total memory. With dry_run the device need not be in this machine. In a CPU "
            "build, dry_run needs this key if `ranks` is not the number of started ranks"),
 
@@ -277,11 +277,11 @@ const ConfigKey config_keys[] = {
            C(scheduler.name), "LR schedule; wsd: warmup, stable phase, decay"),
     WORD  ("scheduler.units", CHOICE, "steps", WORDS({ "steps", UNITS_STEPS }, { "tokens", UNITS_TOKENS }),
            X(scheduler_units), "unit of t_warmup, t_max, t_decay and grad_clip_warmup_steps"),
-    NUMBER("scheduler.t_warmup", LONG, "100", 0, LONGS, C(scheduler.t_warmup), "length of the warmup"),
+    NUMBER("scheduler.t_warmup", LONG, "100", 0, LONGS, C(scheduler.t_warmup), "length of the warmup, in scheduler.units"),
     OPTION("scheduler.warmup_fraction", DOUBLE, "null", 0, TINY, 1, C(scheduler.warmup_fraction),
            "length of the warmup as a fraction of t_max, instead of t_warmup"),
-    OPTION("scheduler.t_max", LONG, "null", 0, 1, LONGS, C(scheduler.t_max), "end of the decay; default: max_duration"),
-    OPTION("scheduler.t_decay", LONG, "null", 0, 1, LONGS, C(scheduler.t_decay), "wsd: length of the final decay"),
+    OPTION("scheduler.t_max", LONG, "null", 0, 1, LONGS, C(scheduler.t_max), "end of the decay, in scheduler.units; default: max_duration"),
+    OPTION("scheduler.t_decay", LONG, "null", 0, 1, LONGS, C(scheduler.t_decay), "wsd: length of the final decay, in scheduler.units"),
     NUMBER("scheduler.alpha_f", DOUBLE, "0.1", 0, 1e3, C(scheduler.alpha_f), "final learning rate / peak learning rate"),
     OPTION("scheduler.warmup_min_lr", DOUBLE, "null", -1, 0, 1e3, C(scheduler.warmup_min_lr),
            "learning rate at the start of the warmup; default: a tenth of learning_rate"),

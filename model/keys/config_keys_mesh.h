@@ -45,8 +45,8 @@
         WORD("parallelism.pipeline_schedule", CHOICE, "1F1B", schedules, \
              C(strategy.pipeline_schedule), \
              "order of forward and backward passes, for p stages, v virtual stages and " \
-             "m micro-batches per step. 1F1B: stages alternate between forward and " \
-             "backward and idle (p-1)/(m+p-1) of the time. Interleaved1F1B: stages " \
+             "m micro-batches per step. 1F1B: a stage alternates between forward and " \
+             "backward passes; it is idle for (p-1)/(m+p-1) of the time. Interleaved1F1B: stages " \
              "idle (p-1)/(vm+p-1) of the time, but send more messages and save more " \
              "activations. Sequential: one micro-batch after the other, with the least " \
              "memory"), \
