@@ -3,6 +3,7 @@
  * operations call each other by these names. */
 #pragma once
 #include "kernels/collectives.h"
+#include "kernels/experts.h"
 #include "kernels/gptq_layer.h"
 #include "kernels/kernels.h"
 #include "kernels/nf4_map.h"

@@ -71,6 +71,16 @@ static double seen_pairs(Attention a, Documents docs)
     return pairs;
 }
 
+static size_t assignments_of(Routing r)
+{
+    return (size_t)r.tokens * (size_t)r.top_k;
+}
+
+static size_t rows_of(Routing r)
+{
+    return (size_t)routing_rows(r.tokens, r.experts, r.top_k);
+}
+
 static int bits_of(Tensor t)
 {
     return 8 * (int)dtype_size(t.format.dtype);
@@ -138,6 +148,20 @@ static double symmetric_columns(Tensor y)
 #define GROUPS(x, count) \
     memory((x).group, (count) * sizeof *(x).group, READS), \
         memory((x).plain, (count) * sizeof *(x).plain, READS)
+#define WEIGHTS(r) MEMORY((r).weight, sizeof(float) * assignments_of(r), READS)
+/* The assignment of each row, and the range of rows of each expert. */
+#define ROWS(r) \
+    MEMORY((r).assignment, sizeof(int) * rows_of(r), READS), \
+        MEMORY((r).first, sizeof(int) * ((size_t)(r).experts + 1), READS)
+#define ROUTING(r, how) \
+    MEMORY((r).expert, sizeof(int) * assignments_of(r), how), \
+        MEMORY((r).weight, sizeof(float) * assignments_of(r), how), \
+        MEMORY((r).row, sizeof(int) * assignments_of(r), how), \
+        MEMORY((r).assignment, sizeof(int) * rows_of(r), how), \
+        MEMORY((r).first, sizeof(int) * ((size_t)(r).experts + 1), how)
+/* The scales of all items of w; IN names only the first. */
+#define ITEM_SCALES(w, r) \
+    MEMORY((w).scale, sizeof(float) * SCALE_FLOATS * (size_t)(r).experts, READS)
 #define ANGLES(a) FLOATS((a).rope, (a).T, (a).D, READS)
 #define QK_STATS(p, qkv, qnorm, a, how) FLOATS(p, (qkv).rows, qk_stats(qnorm, a), how)
 #define STARTS(docs) memory((docs).start, ((size_t)(docs).count + 1) * sizeof(int), READS)

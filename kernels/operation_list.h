@@ -1,4 +1,4 @@
-/* OP(name, parameters, arguments, accesses): one row for each operation. kernels.h, nf4_map.h,
+/* OP(name, parameters, arguments, accesses): one row for each operation. kernels.h, experts.h, nf4_map.h,
  * gptq_layer.h, collectives.h or runtime/device.h specifies the operation. operation_calls.c
  * defines the words of the last column, which names the memory that the operation reads and writes,
  * its matrix products and its ranks.
@@ -111,6 +111,48 @@ OP(matmul_dx_swiglu,
    (dgate_up, act, dact, dy, w, gate_up), IN(dy), IN_TRANSPOSED(w), IN(gate_up), OUT(dact),
    OUT_AS_SCALED(act), CHANNELS_IF(true, act, READS), OUT(dgate_up),
    PRODUCTS(dy.rows, dact.cols, dy.cols, dy))
+
+/* ---- experts */
+OP(route, (Routing r, Tensor logits, bool normalize), (r, logits, normalize), IN(logits),
+   ROUTING(r, WRITES))
+OP(router_stats, (Tensor stats, Tensor logits, Routing r), (stats, logits, r), IN(logits),
+   MEMORY(r.expert, sizeof(int) * assignments_of(r), READS), OUT(stats))
+OP(route_backward,
+   (Tensor dlogits, const float *dweight, Tensor logits, Routing r, bool normalize, Tensor counts,
+    float balance, float z),
+   (dlogits, dweight, logits, r, normalize, counts, balance, z), IN(logits), IN(counts),
+   FLOATS(dweight, rows_of(r), 1, READS), MEMORY(r.expert, sizeof(int) * assignments_of(r), READS),
+   MEMORY(r.row, sizeof(int) * assignments_of(r), READS), OUT(dlogits))
+OP(experts_gather, (Tensor y, Tensor x, const float *amax, Routing r), (y, x, amax, r), IN(x),
+   MEMORY(amax, sizeof *amax, READS), ROWS(r), OUT(y))
+OP(experts_gather_again, (Tensor y, Tensor x, Routing r), (y, x, r), IN(x), ROWS(r),
+   OUT_AS_SCALED(y))
+OP(experts_sum, (Tensor y, Tensor x, Tensor add, Routing r), (y, x, add, r), IN(x), IN(add),
+   MEMORY(r.row, sizeof(int) * assignments_of(r), READS), OUT(y))
+OP(experts_matmul, (Tensor y, Tensor x, Tensor w, Routing r), (y, x, w, r), IN(x), IN(w),
+   ITEM_SCALES(w, r), ROWS(r), OUT(y), PRODUCTS(assignments_of(r), w.rows / r.experts, x.cols, x))
+OP(experts_matmul_dx, (Tensor dx, Tensor dy, Tensor w, Routing r), (dx, dy, w, r), IN(dy),
+   IN_TRANSPOSED(w), ITEM_SCALES(w, r), ROWS(r), OUT(dx),
+   PRODUCTS(assignments_of(r), dx.cols, dy.cols, dy))
+OP(experts_matmul_dw, (Tensor dw, Tensor dy, Tensor x, Routing r), (dw, dy, x, r),
+   IN_TRANSPOSED_IF(dw.data, dy), IN_TRANSPOSED_IF(dw.data, x), ROWS(r), SUM(dw),
+   PRODUCTS(dw.data ? dw.rows / r.experts : 0, dw.cols, assignments_of(r), dy))
+OP(experts_swiglu, (Tensor act, Tensor gate_up, Tensor wide, Routing r, ForwardSource from),
+   (act, gate_up, wide, r, from), IN(wide), ROWS(r), WEIGHTS(r), OUT(gate_up), OUT(act))
+OP(experts_matmul_swiglu, (Tensor act, Tensor gate_up, Tensor wide, Tensor x, Tensor w, Routing r),
+   (act, gate_up, wide, x, w, r), IN(x), IN(w), ITEM_SCALES(w, r), ROWS(r), WEIGHTS(r), OUT(wide),
+   OUT(gate_up), OUT(act), PRODUCTS(assignments_of(r), w.rows / r.experts, x.cols, x))
+OP(experts_swiglu_backward,
+   (Tensor dgate_up, Tensor act, float *dweight, Tensor dact, Tensor gate_up, Routing r),
+   (dgate_up, act, dweight, dact, gate_up, r), IN(dact), IN(gate_up), ROWS(r), WEIGHTS(r),
+   OUT_AS_SCALED(act), FLOATS(dweight, rows_of(r), 1, WRITES), OUT(dgate_up))
+OP(experts_matmul_dx_swiglu,
+   (Tensor dgate_up, Tensor act, float *dweight, Tensor dact, Tensor dy, Tensor w, Tensor gate_up,
+    Routing r),
+   (dgate_up, act, dweight, dact, dy, w, gate_up, r), IN(dy), IN_TRANSPOSED(w), ITEM_SCALES(w, r),
+   IN(gate_up), ROWS(r), WEIGHTS(r), OUT(dact), OUT_AS_SCALED(act),
+   FLOATS(dweight, rows_of(r), 1, WRITES), OUT(dgate_up),
+   PRODUCTS(assignments_of(r), dact.cols, dy.cols, dy))
 
 /* ---- loss */
 OP(cross_entropy,

@@ -10,6 +10,8 @@
 typedef enum { F32, BF16, E4M3, E5M2, DYNAMIC8, UDYNAMIC8 } DType;
 
 enum { DYNAMIC8_GROUP = 256 }; /* the only group size of the dynamic maps */
+/* Scales of FP8 operands are this number of floats apart: cuBLASLt wants 16-byte alignment. */
+enum { SCALE_FLOATS = 4 };
 
 /* How values are stored. 8-bit codes have scales: value = scale * code.
  *   group       number of consecutive elements of a row that share a scale; 0: all elements do

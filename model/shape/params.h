@@ -59,10 +59,9 @@ typedef struct {
      * describe this rank's slice; 1: the parameter is whole */
     int tensor_ranks, tensor_rank;
 } Param;
-/* PARAM_ALIGN: parameters begin at multiples of this number of elements, so they have whole
- * optimizer groups of 128 or 256 and are 256-byte aligned in any format. SCALE_FLOATS: scales of
- * FP8 operands are this number of floats apart. */
-enum { PARAM_ALIGN = 256, SCALE_FLOATS = 4 };
+/* Parameters begin at multiples of this number of elements, so they have whole optimizer groups of
+ * 128 or 256 and are 256-byte aligned in any format. */
+enum { PARAM_ALIGN = 256 };
 
 static inline size_t param_numel(const Param *p)
 {
