@@ -50,6 +50,10 @@ static inline int router_stats_width(int experts)
 }
 void router_stats(Tensor stats, Tensor logits, Routing r);
 
+/* sums (1, 2E + 3) += the sums over all groups of the columns of stats and, in the last column,
+ * factor * sum over groups and experts of count * (sum of p). */
+void router_sum(Tensor sums, Tensor stats, int experts, float factor);
+
 /* dlogits = the gradient with respect to the logits of
  *     sum over assignments of dweight[row] weight
  *     + balance * sum over groups and experts of count[g][e] * (sum of p[n][e] over n in group g)

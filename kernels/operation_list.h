@@ -117,6 +117,8 @@ OP(route, (Routing r, Tensor logits, bool normalize), (r, logits, normalize), IN
    ROUTING(r, WRITES))
 OP(router_stats, (Tensor stats, Tensor logits, Routing r), (stats, logits, r), IN(logits),
    MEMORY(r.expert, sizeof(int) * assignments_of(r), READS), OUT(stats))
+OP(router_sum, (Tensor sums, Tensor stats, int experts, float factor),
+   (sums, stats, experts, factor), IN(stats), CODES(sums, READS | WRITES))
 OP(route_backward,
    (Tensor dlogits, const float *dweight, Tensor logits, Routing r, bool normalize, Tensor counts,
     float balance, float z),

@@ -8,12 +8,14 @@
 #include "kernels/runtime/error.h"
 #include "model/plan_model.h"
 #include "model/block/projector.h"
+#include "model/block/tile.h"
 
-static void set_rows(Acts *a, int rows)
+static void set_rows(Acts *a, const ModelConfig *c, int rows)
 {
     for (int i = 0; i < NUM_ACTS; i++)
         if (tensor_exists(a->tensor[i]))
-            a->tensor[i].rows = rows;
+            a->tensor[i].rows = tile_rows_of(i) == HIDDEN ? hidden_rows(c, rows) : rows;
+    a->experts.tokens = rows;
 }
 
 void decode_begin(Model *m)
@@ -44,7 +46,7 @@ static void append(Model *m, ParamStore *store, const int *tokens, int count)
     for (int i = 0; i < rows; i++)
         padded[i] = tokens[i < count ? i : count - 1];
     for (int u = 0; u < store->num_units; u++)
-        set_rows(&m->unit_acts[u], rows);
+        set_rows(&m->unit_acts[u], m->text.config, rows);
     for (int l = 0; l < m->text.L; l++) {
         m->acts[l].attn.T = rows;
         m->acts[l].attn.rope =

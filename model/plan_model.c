@@ -145,6 +145,7 @@ static void open_stream(Stream *s, const ModelConfig *mc, const Config *c, int T
                            .norm = mc->norm };
     s->rows = s->tile = s->attn.B * s->attn.T;
     s->N = c->generate ? s->rows : s->rows / s->tensor_ranks;
+    s->router.groups = mc->experts.balance == BALANCE_SEQUENCE ? s->attn.B : 1;
     s->host_doc_start = xmalloc(sizeof(int) * ((size_t)s->rows * (size_t)s->context + 1));
     s->host_part = xmalloc(sizeof(int) * (size_t)s->rows);
     context_allocate(s);
@@ -160,7 +161,8 @@ void model_plan(Model *m, ParamStore *store, const Config *c, ShardChoice p)
     *m = (Model){ .observed = config_forward_only(c) ? c->observed : c->quant_stats_interval > 0 };
     *store = (ParamStore){ 0 };
     open_stream(&m->text, mc, c, T, P, p.tensor_rank);
-    if (p.tile > 0 && p.tile < m->text.rows && !m->observed && !c->generate)
+    if (p.tile > 0 && p.tile < m->text.rows && !m->observed && !c->generate &&
+        mc->experts.count == 0)
         m->text.tile = p.tile;
     m->num_sets = most_in_flight(m, &p.pipe);
     m->text.apart = unit_count(mc);

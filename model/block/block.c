@@ -11,6 +11,7 @@
 
 #include "model/block/attend.h"
 #include "model/block/branch.h"
+#include "model/block/experts.h"
 #include "model/block/tile.h"
 
 static const Tensor NONE = { 0 };
@@ -52,14 +53,27 @@ static Branch forward_to_act(const Block *b)
     return s;
 }
 
+static void forward_mlp(const Block *b)
+{
+    for (Tile t = { 0 }; tile_next(&t, b);) {
+        const Branch s = forward_to_act(&t.block);
+        branch_leave(&t.block, &s, t.block.a->swiglu_operand);
+    }
+}
+
+static bool has_experts(const Stream *stream)
+{
+    return stream->config->experts.count > 0;
+}
+
 void block_forward(const Stream *stream, const UnitTensors *w, const Acts *a, const Acts *next)
 {
     const Block b = { .stream = stream, .w = w, .a = a, .next = next, .work = &stream->work };
     forward_attention(&b, false);
-    for (Tile t = { 0 }; tile_next(&t, &b);) {
-        const Branch s = forward_to_act(&t.block);
-        branch_leave(&t.block, &s, t.block.a->swiglu_operand);
-    }
+    if (has_experts(stream))
+        experts_forward(&b);
+    else
+        forward_mlp(&b);
 }
 
 /* ---- backward -------------------------------------------------------------------------------- */
@@ -146,6 +160,9 @@ void block_backward(const Stream *stream, const UnitTensors *w, UnitTensors *dw,
         branch_foresee(&b, &mlp);
     if (keep_recomputes(a->keep))
         forward_attention(&b, a->keep == KEEP_ATTENTION);
-    backward_mlp_tiles(&b);
+    if (has_experts(stream))
+        experts_backward(&b);
+    else
+        backward_mlp_tiles(&b);
     backward_attention(&b, step);
 }

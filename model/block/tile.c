@@ -1,8 +1,13 @@
 #include "model/block/tile.h"
 
 #define TOKENS(name, tokens) [ACT_##name] = tokens,
-static const enum { BRANCH, MLP } tokens_of[NUM_ACTS] = { BLOCK_TENSORS(TOKENS) };
+static const ActRows rows_of[NUM_ACTS] = { BLOCK_TENSORS(TOKENS) };
 #undef TOKENS
+
+ActRows tile_rows_of(int act)
+{
+    return rows_of[act];
+}
 
 /* The part of t that belongs to a tile. If t shares memory with `all`, it has the rows of all
  * tokens, and the result is `part`, the tile's rows. Otherwise the result is the first rows of t.
@@ -31,7 +36,7 @@ static void cut(Tile *t, const Block *b, int first, int rows)
     t->work = *b->work;
     t->block = (Block){ b->stream, b->w, t->block.dw, &t->a, &t->next, &t->work };
     for (int i = 0; i < NUM_ACTS; i++)
-        if (tokens_of[i] == MLP)
+        if (rows_of[i] != BRANCH)
             t->a.tensor[i] = in_tile(b->a->tensor[i], b->a->mlp_res, res);
     t->next.attn_res = tensor_rows(b->next->attn_res, first, rows);
     if (b->stream->forward_only)

@@ -2,6 +2,9 @@
 #pragma once
 #include "model/block/linear.h"
 
+/* The rows of a tensor of BLOCK_TENSORS (activations.h). */
+ActRows tile_rows_of(int act);
+
 /* Whether a block computes its MLP in tiles. If not, one tile has all tokens. */
 bool tile_is_partial(const Stream *stream, const Acts *a);
 

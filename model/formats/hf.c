@@ -332,6 +332,15 @@ static void read_windows(ModelConfig *m, const HfConfig *s)
     model_rules_windows(m, s->path);
 }
 
+/* transformers adds the load-balancing loss to the loss if output_router_logits is true. */
+static void read_balance(ModelConfig *m, const HfConfig *s)
+{
+    const json_t *given = get(s->json, "output_router_logits");
+    if (given && !json_is_boolean(given))
+        wrong(s, "output_router_logits", "true or false", given);
+    m->experts.balance = json_is_true(given) ? BALANCE_POOLED : BALANCE_NONE;
+}
+
 /* ---- the file -------------------------------------------------------------------------------- */
 
 /* Some classes are read as another class if layer_types is given. */
@@ -394,6 +403,7 @@ void hf_read(ModelConfig *m, const char *folder)
     m->qkv_bias = a->qkv_bias;
     m->qk_norm = a->qk_norm;
     m->clip_qkv = 0;
+    m->experts = (Experts){ 0 };
     m->sliding_window = 0;
     m->no_rope_interval = 0;
     for (const HfKey *k = hf_keys; k->key; k++) {
@@ -421,6 +431,7 @@ void hf_read(ModelConfig *m, const char *folder)
     read_rope(m, &s);
     model_rules_rope(m, s.path);
     read_windows(m, &s);
+    read_balance(m, &s);
     warn_of_unknown(&s, s.json, -1);
     json_decref(s.json);
     json_decref(s.generation);
@@ -531,6 +542,7 @@ static json_t *key_json(const ModelConfig *c, const Architecture *a, const HfKey
     case HF_ONLY: return literal_json(k->what);
     case HF_ROTATION: return rotation_json(c, a, k->key);
     case HF_BLOCKS: return blocks_json(c, k->key);
+    case HF_BALANCE: return json_boolean(c->experts.balance == BALANCE_POOLED);
     default: return NULL;
     }
 }

@@ -5,6 +5,7 @@
  * The resolved configuration lists sections in this order. */
 #include "model/keys/config_keys.h"
 #include "model/keys/config_keys_rows.h"
+#include "model/keys/config_keys_experts.h"
 #include "model/keys/config_keys_images.h"
 #include "model/keys/config_keys_mesh.h"
 #include "model/keys/config_keys_muon.h"
@@ -128,6 +129,7 @@ const ConfigKey config_keys[] = {
            "width of the MLP, as in Hugging Face's config.json: half of mlp_hidden_size. Give only one of the two"),
     NUMBER("model.mlp_ratio", DOUBLE | SPENT, "4", TINY, 1e6, X(mlp_ratio),
            "mlp_hidden_size / d_model, if mlp_hidden_size is not given"),
+    EXPERT_MODEL_ROWS,
     NUMBER("model.max_sequence_length", INT, "1024", 2, 1 << 24, C(model.max_sequence_length),
            "tokens per sequence. Default without a model section: the length of load_path's model, at most 4096"),
     NUMBER("model.vocab_size", INT, NULL, 2, VOCAB, C(model.vocab_size), "number of token ids"),

@@ -80,10 +80,14 @@ static void add_scale_amax(const Planner *p, Tensor *t)
     t->scale_reused = &p->m->scales_reused;
 }
 
+static void *bytes_of(Planner *p, bool is_own, Buffer b, size_t bytes)
+{
+    return is_own ? arena_alloc(p->arena, bytes) : plan_shared(p->m, b, bytes);
+}
+
 static float *floats(Planner *p, bool is_own, Buffer b, int per_token)
 {
-    const size_t bytes = sizeof(float) * (size_t)p->rows * (size_t)per_token;
-    return is_own ? arena_alloc(p->arena, bytes) : plan_shared(p->m, b, bytes);
+    return bytes_of(p, is_own, b, sizeof(float) * (size_t)p->rows * (size_t)per_token);
 }
 
 /* Adds the factors of an FP8 operand's columns, and memory for the weight that is multiplied by
@@ -167,6 +171,50 @@ static Planner of_mlp(const Planner *p, Keep keep)
     return mlp;
 }
 
+/* The planner for gate, up, SwiGLU and the gradients of these tensors. */
+static Planner of_hidden(const Planner *p, Keep keep)
+{
+    Planner hidden = *p;
+    hidden.rows = hidden_rows(p->stream->config, mlp_rows(p->stream, keep));
+    return hidden;
+}
+
+/* Places the arrays of a Routing of p's rows in one buffer. */
+static Routing plan_routing(Planner *p, bool is_own)
+{
+    const Experts *e = &p->stream->config->experts;
+    Routing r = { .tokens = p->rows, .experts = e->count, .top_k = e->top_k };
+    const size_t assignments = (size_t)r.tokens * (size_t)r.top_k,
+                 rows = (size_t)routing_rows(r.tokens, r.experts, r.top_k);
+    int *at = bytes_of(p, is_own, BUFFER_routing,
+                       sizeof *at * (3 * assignments + rows + (size_t)r.experts + 1));
+    r.expert = at;
+    r.row = r.expert + assignments;
+    r.weight = (float *)(r.row + assignments);
+    r.assignment = r.row + 2 * assignments;
+    r.first = r.assignment + rows;
+    return r;
+}
+
+static void plan_experts(Planner *p, Acts *a)
+{
+    const Stream *s = p->stream;
+    const Recipe *r = &s->recipe;
+    const int E = s->config->experts.count, C = s->config->d_model;
+    const bool leaves = leaves_own(p);
+    Planner hidden = of_hidden(p, p->keep);
+    if (E == 0)
+        return;
+    a->router_logits = place(p, leaves, BUFFER_router_logits, (Format){ F32, 0, false }, E);
+    a->experts = plan_routing(p, leaves);
+    a->expert_x = operand(&hidden, false, BUFFER_expert_x, r->operand, C);
+    a->expert_y = shared(&hidden, BUFFER_expert_y, r->residual, C);
+    if (!s->forward_only)
+        a->router_stats =
+            bytes_of(p, leaves, BUFFER_router_stats,
+                     sizeof(float) * (size_t)s->router.groups * (size_t)router_stats_width(E));
+}
+
 static void plan_stream(Planner *p, Acts *a)
 {
     Stream *s = p->stream;
@@ -175,7 +223,7 @@ static void plan_stream(Planner *p, Acts *a)
     int C = s->config->d_model;
     bool after = s->config->norm_after, leaves = leaves_own(p);
     bool keep_h = leaves && (after || p->keep == KEEP_ALL),
-         one_h = p->keep == KEEP_INPUTS && !after;
+         one_h = p->keep == KEEP_INPUTS && !after && s->config->experts.count == 0;
 
     a->attn_res = place_stream(p);
     bool alias_x = !after && format_equal(r->saved_norm_input, r->residual),
@@ -188,7 +236,9 @@ static void plan_stream(Planner *p, Acts *a)
     a->attn_h =
         alias_h ? a->attn_res
                 : operand(p, keep_h && reads_input(s, LINEAR_QKV), BUFFER_attn_h, r->operand, C);
-    a->mlp_h = alias_h ? a->mlp_res
+    a->mlp_h = s->config->experts.count > 0
+                   ? place(&mlp, keep_h, BUFFER_mlp_h, r->residual, C)
+               : alias_h ? a->mlp_res
                : one_h ? a->attn_h
                        : operand(&mlp, keep_h && reads_input(s, LINEAR_GATE_UP), BUFFER_mlp_h,
                                  r->operand, C);
@@ -223,7 +273,8 @@ static void plan_acts(Planner *p, Acts *a)
     const ModelConfig *c = s->config;
     int HD = c->n_heads * c->head_dim, S = HD + 2 * c->n_kv_heads * c->head_dim, F = c->mlp_width;
     bool leaves = leaves_own(p), changed = c->qk_norm || c->clip_qkv > 0;
-    Planner mlp = of_mlp(p, p->keep), own = of_stream(p), own_mlp = of_stream(&mlp);
+    Planner mlp = of_mlp(p, p->keep), own = of_stream(p), own_mlp = of_stream(&mlp),
+            hidden = of_hidden(p, p->keep);
     bool leaves_attention = leaves || (p->keep == KEEP_ATTENTION && !s->forward_only);
 
     a->keep = p->keep;
@@ -240,12 +291,13 @@ static void plan_acts(Planner *p, Acts *a)
                                                    : shared(p, BUFFER_attn_out, r->residual, HD);
     a->attn_operand =
         same(a->attn_out, r->operand) ? a->attn_out : att_operand(p, a->attn_saved, r->operand);
-    a->gate_up_saved = place(&mlp, leaves, BUFFER_gate_up_saved, r->saved_mlp, 2 * F);
+    plan_experts(p, a);
+    a->gate_up_saved = place(&hidden, leaves, BUFFER_gate_up_saved, r->saved_mlp, 2 * F);
     a->gate_up_raw = same(a->gate_up_saved, r->residual)
                          ? a->gate_up_saved
-                         : shared(&mlp, BUFFER_gate_up_raw, r->residual, 2 * F);
+                         : shared(&hidden, BUFFER_gate_up_raw, r->residual, 2 * F);
     const bool keeps_act = p->keep == KEEP_ALL && !s->forward_only && reads_input(s, LINEAR_DOWN);
-    a->swiglu_operand = operand(&mlp, keeps_act, BUFFER_swiglu_operand, r->operand, F);
+    a->swiglu_operand = operand(&hidden, keeps_act, BUFFER_swiglu_operand, r->operand, F);
     add_channels(p, &a->swiglu_operand);
 
     a->attn_stats = floats(&own, leaves, BUFFER_attn_stats, 2);
@@ -359,13 +411,31 @@ static void plan_sums(Model *m)
                                             m->text.rows, m->text.config->d_model);
 }
 
+/* Plans the gradients of experts and, for the router, what lasts longer than a block. */
+static void plan_expert_work(Planner *p)
+{
+    Stream *s = p->stream;
+    const int E = s->config->experts.count, C = s->config->d_model;
+    const Format f32 = { F32, 0, false };
+    Planner hidden = of_hidden(p, s->recipe.keep);
+    BackwardScratch *t = &s->work;
+    if (E == 0)
+        return;
+    t->drouter = shared(p, BUFFER_drouter, s->recipe.residual, E);
+    t->dweight = shared(&hidden, BUFFER_dweight, f32, 1);
+    t->expert_dy = gradient_operand(&hidden, BUFFER_expert_dy, C);
+    t->expert_dx = shared(&hidden, BUFFER_expert_dx, s->recipe.residual, C);
+    s->router.sums = tensor_alloc(p->arena, f32, s->L + 1, router_stats_width(E) + 1);
+    s->router.pooled = tensor_alloc(p->arena, f32, 1, router_stats_width(E));
+}
+
 static void plan_work(Planner *p)
 {
     Stream *s = p->stream;
     const Recipe *r = &s->recipe;
     const ModelConfig *c = s->config;
     BackwardScratch *t = &s->work;
-    Planner mlp = of_mlp(p, r->keep), own = of_stream(p);
+    Planner hidden = of_hidden(p, r->keep), own = of_stream(p);
     const bool alone = s->tensor_ranks == 1;
     int C = c->d_model, HD = c->n_heads * c->head_dim, S = HD + 2 * c->n_kv_heads * c->head_dim,
         F = c->mlp_width;
@@ -378,10 +448,10 @@ static void plan_work(Planner *p)
                 ? t->dres
                 : gradient_operand(p, BUFFER_dy, C);
     t->dh = shared(p, BUFFER_dh, r->residual, C);
-    t->dact = shared(&mlp, BUFFER_dact, r->residual, F);
+    t->dact = shared(&hidden, BUFFER_dact, r->residual, F);
     t->datt = shared(p, BUFFER_datt, r->residual, HD);
     t->dqkv = shared(p, BUFFER_dqkv, r->residual, S);
-    plan_gradients(p, plan_dgate_up(&mlp, 2 * F),
+    plan_gradients(p, plan_dgate_up(&hidden, 2 * F),
                    same(t->dqkv, r->gradient) ? t->dqkv : gradient_operand(p, BUFFER_dqkv_op, S));
     if (r->residual.dtype == BF16)
         plan_scratch(p->m, s);
@@ -523,6 +593,8 @@ void plan_units(Arena *arena, Arena *amaxes, Model *m, const ParamStore *store)
     plan_outgoing(p);
     plan_exchange(m);
     plan_sums(m);
-    if (!m->text.forward_only)
+    if (!m->text.forward_only) {
         plan_work(p);
+        plan_expert_work(p);
+    }
 }

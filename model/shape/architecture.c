@@ -20,24 +20,25 @@
 /* ---- the rows -------------------------------------------------------------------------------- */
 
 // clang-format off
-#define BOTH_KINDS                                                                                             \
+#define ATTENTION                                                                                              \
     { "qkv",     { "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight" } },        \
     { "qkv_bias", { "self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias" } },             \
     { "qnorm",   { "self_attn.q_norm.weight" } },                                                              \
     { "knorm",   { "self_attn.k_norm.weight" } },                                                              \
     { "out",     { "self_attn.o_proj.weight" } },                                                              \
-    { "gate_up", { "mlp.gate_proj.weight", "mlp.up_proj.weight" } },                                           \
-    { "down",    { "mlp.down_proj.weight" } },                                                                 \
     { "embed",   { "model.embed_tokens.weight" } },                                                            \
     { "norm",    { "model.norm.weight" } },                                                                    \
     { "head",    { "lm_head.weight" } }
+#define MLP                                                                                                    \
+    { "gate_up", { "mlp.gate_proj.weight", "mlp.up_proj.weight" } },                                           \
+    { "down",    { "mlp.down_proj.weight" } }
 // clang-format on
 
 // clang-format off
 static const TensorNames norms_before[] = {
     { "attn_norm",   { "input_layernorm.weight" } },
     { "mlp_norm",   { "post_attention_layernorm.weight" } },
-    BOTH_KINDS, { NULL }
+    ATTENTION, MLP, { NULL }
 };
 // clang-format on
 
@@ -45,7 +46,19 @@ static const TensorNames norms_before[] = {
 static const TensorNames norms_behind[] = {
     { "attn_norm",   { "post_attention_layernorm.weight" } },
     { "mlp_norm",   { "post_feedforward_layernorm.weight" } },
-    BOTH_KINDS, { NULL }
+    ATTENTION, MLP, { NULL }
+};
+// clang-format on
+
+/* DIFFERS: transformers 5 also writes one tensor for all experts, of gate and up or of down. */
+// clang-format off
+static const TensorNames experts[] = {
+    { "attn_norm",  { "input_layernorm.weight" } },
+    { "mlp_norm",   { "post_attention_layernorm.weight" } },
+    { "router",     { "mlp.gate.weight" } },
+    { "gate_up",    { "mlp.experts.%d.gate_proj.weight", "mlp.experts.%d.up_proj.weight" } },
+    { "down",       { "mlp.experts.%d.down_proj.weight" } },
+    ATTENTION, { NULL }
 };
 // clang-format on
 
@@ -123,6 +136,26 @@ static const Architecture built_in[] = {
       .tensors = norms_behind,
       .keys = KEYS({ "rms_norm_eps", 1e-5 }, { "rope_theta", 500000 }, { "sliding_window", 4096 },
                    { "layer_types", 4 }, { "eos_token_id", 50279 }, { "pad_token_id", 1 }) },
+
+    { "OlmoeForCausalLM", "olmoe", "OLMoE", .norm = RMS_NORM, .norm_affine = true,
+      .qk_norm = QK_NORM_WIDTH, .clip = true, .experts = true, .tying = true,
+      .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = experts,
+      .keys = KEYS({ "clip_qkv", 0 }, { "rms_norm_eps", 1e-5 }, { "num_experts", 64 },
+                   { "num_experts_per_tok", 8 }, { "norm_topk_prob", 0 },
+                   { "router_aux_loss_coef", 0.01 }, { "output_router_logits", 0 },
+                   { "max_position_embeddings", 4096 }, { "eos_token_id", 50279 },
+                   { "pad_token_id", 1 }) },
+
+    { "Qwen3MoeForCausalLM", "qwen3_moe", "Qwen3-MoE", .norm = RMS_NORM, .norm_affine = true,
+      .qk_norm = QK_NORM_HEAD, .experts = true, .tying = true, .rope_types = ANY_ROPE,
+      .blocks = "model.layers", .tensors = experts,
+      .keys = KEYS({ "head_dim", 0 }, { "rms_norm_eps", 1e-6 }, { "num_key_value_heads", 4 },
+                   { "intermediate_size", 0 }, { "moe_intermediate_size", 768 },
+                   { "num_experts", 128 }, { "num_experts_per_tok", 8 }, { "norm_topk_prob", 0 },
+                   { "router_aux_loss_coef", 0.001 }, { "output_router_logits", 0 },
+                   { "decoder_sparse_step", 1 }, { "mlp_only_layers", 0 },
+                   { "max_position_embeddings", 32768 }, { "use_sliding_window", 0 },
+                   { "sliding_window", 4096 }) },
 
     { "SmolLM3ForCausalLM", "smollm3", "SmolLM3", .norm = RMS_NORM, .norm_affine = true,
       .tying = true, .no_rope = true, .rope_types = ANY_ROPE, .blocks = "model.layers",
@@ -242,6 +275,8 @@ char *architecture_differences(const Architecture *a, const ModelConfig *c)
     need(f, c->qkv_bias == a->qkv_bias, "qkv_bias: %s", a->qkv_bias ? "true" : "false");
     need(f, c->qk_norm == a->qk_norm, "attention_layer_norm: %s", qk_norms[a->qk_norm]);
     need(f, a->clip || c->clip_qkv == 0, "clip_qkv: null");
+    need(f, a->experts || c->experts.count == 0, "num_experts: null");
+    need(f, !a->experts || c->experts.count > 0, "num_experts: 2 or more");
     need(f, a->tying || !c->weight_tying, "weight_tying: false");
     need(f, !a->heads_divide || c->d_model % c->n_heads == 0, "n_heads: a divisor of d_model %d",
          c->d_model);

@@ -35,6 +35,7 @@ typedef struct Architecture {
     bool qkv_bias;    /* q, k and v have biases */
     QkNorm qk_norm;
     bool clip;         /* q, k and v may be clamped */
+    bool experts;      /* blocks have experts instead of one MLP */
     bool tying;        /* the head may share the embedding's matrix */
     bool heads_divide; /* n_heads must divide d_model, even if head_dim is given */
     Windows windows;

@@ -2,11 +2,12 @@
  *
  * Dimensions: B sequences of T tokens, N = B*T, divided by context and tensor ranks; C model width;
  * H query heads, K key/value heads of width D; S = (H+2K)*D width of [q|k|v]; F MLP width; V rows
- * of the embedding; L blocks; W ranks. With t tensor ranks, H, K and F are this rank's numbers.
- * Then tensors of linear layers and attention have t N rows (Stream.rows); the stream, inputs and
+ * of the embedding; L blocks; W ranks; E experts; R rows of assignments (kernels/experts.h). With t
+ * tensor ranks, H, K and F are this rank's numbers. Then tensors of linear layers and attention have t N rows (Stream.rows); the stream, inputs and
  * statistics of norms, outputs of branches, and dres have N rows. */
 #pragma once
 #include "kernels/collectives.h"
+#include "kernels/experts.h"
 #include "kernels/runtime/transfer.h"
 #include "model/shape/overlay.h"
 #include "model/shape/params.h"
@@ -30,7 +31,8 @@ typedef struct {
         Tensor tensor[NUM_ACTS];
     };
     BLOCK_FLOATS(ACT_FLOATS)
-    Keep keep; /* which tensors forward saves */
+    Routing experts; /* which experts compute which tokens */
+    Keep keep;       /* which tensors forward saves */
     /* memory that belongs to this block alone: one range of bytes. If activations are offloaded
      * (offload.h): */
     size_t own_bytes;
@@ -90,6 +92,16 @@ typedef enum {
     NUM_EXCHANGES
 } Exchange;
 
+/* The losses of the router (Experts in config.h) in a pass, and what a step reports about it. */
+typedef struct {
+    int groups; /* number of groups of tokens with statistics of their own, in a micro-batch */
+    /* (L + 1, 2E + 3) for each block, sums of its statistics over the step's micro-batches; then
+     * its load-balancing loss. Row L has the loss of all blocks together (BALANCE_POOLED) */
+    Tensor sums;
+    Tensor pooled;    /* (1, 2E + 2) BALANCE_POOLED: sum of the blocks' statistics */
+    float balance, z; /* factors of route_backward */
+} RouterLosses;
+
 /* The residual stream: rows of one width that pass through the blocks, and what all blocks share to
  * compute them: attention, ranks and scratch memory. The text of a model is a Stream. */
 typedef struct {
@@ -144,6 +156,7 @@ typedef struct {
     /* (C, F) the matrix `down` of the current block, multiplied by the inverse factors of
      * swiglu_operand's columns */
     Tensor down_folded;
+    RouterLosses router;
 } Stream;
 
 /* Device memory for the saved activations of one block at a time. */
@@ -286,4 +299,12 @@ static inline int row_parts(const Stream *s)
 static inline int mlp_rows(const Stream *s, Keep keep)
 {
     return keep_recomputes(keep) ? s->tile : s->rows;
+}
+
+/* Rows of gate, up, SwiGLU and their gradients: those of the MLP or, with experts, of the
+ * assignments of these tokens. */
+static inline int hidden_rows(const ModelConfig *c, int tokens)
+{
+    const Experts *e = &c->experts;
+    return e->count > 0 ? routing_rows(tokens, e->count, e->top_k) : tokens;
 }

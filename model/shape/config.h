@@ -88,9 +88,27 @@ typedef struct {
     bool bias; /* the projector's layers have biases */
 } ImageConfig;
 
+/* The router's load-balancing loss, with P the mean probability of an expert, f its share of the
+ * assignments, E experts, k of them per token: coef * E * sum over experts of f P.
+ *   micro_batch  f and P of a block over the micro-batch; the mean over blocks [OLMo-core]
+ *   sequence     the same over each sequence
+ *   pooled       f and P over all blocks together, times k [transformers,
+ *                load_balancing_loss_func] */
+typedef enum { BALANCE_NONE, BALANCE_MICRO_BATCH, BALANCE_SEQUENCE, BALANCE_POOLED } BalanceLoss;
+
+/* The MLPs of experts, of which a router chooses some for each token. */
+typedef struct {
+    int count; /* E: experts of a block; 0: each block has one MLP */
+    int top_k; /* k: experts of a token */
+    /* the weights of a token's experts are divided by their sum */
+    bool normalize;
+    BalanceLoss balance;
+    double balance_coef, z_coef; /* factors of the router's losses */
+} Experts;
+
 /* The architecture of a model, with its adapters. */
 typedef struct {
-    /* C L H K D F (F is half of mlp_hidden_size) */
+    /* C L H K D F (F is half of mlp_hidden_size; with experts, the width of one) */
     int d_model, n_layers, n_heads, n_kv_heads, head_dim, mlp_width;
     int max_sequence_length; /* T */
     /* vocab_size: number of ids. embedding_size: V, the padded number of rows */
@@ -106,6 +124,7 @@ typedef struct {
     bool qkv_bias;
     /* OLMo-2: over the full width; Qwen3: over each head */
     QkNorm qk_norm;
+    Experts experts;
     bool weight_tying;
     float clip_qkv; /* limit for clamping q, k and v; 0: no clamping */
     /* number of tokens to which a query attends; 0: all up to its own */

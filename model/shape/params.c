@@ -52,6 +52,7 @@ static bool exists(const ParamRow *r, const ModelConfig *c)
     return r->condition == WITH_NORM_WEIGHTS         ? c->norm_affine
            : r->condition == WITH_QKV_BIAS           ? c->qkv_bias
            : r->condition == WITH_QK_NORM            ? c->qk_norm
+           : r->condition == WITH_EXPERTS            ? c->experts.count > 0
            : r->condition == WITH_PROJECTOR_BIAS     ? c->image.bias
            : r->condition == WITH_PROJECTOR_OUT      ? has_second_layer(c)
            : r->condition == WITH_PROJECTOR_OUT_BIAS ? has_second_layer(c) && c->image.bias
@@ -69,6 +70,7 @@ static int size_of(Size size, const ModelConfig *c)
     case SIZE_Q_NORM: return c->qk_norm == QK_NORM_HEAD ? c->head_dim : q;
     case SIZE_K_NORM: return c->qk_norm == QK_NORM_HEAD ? c->head_dim : k;
     case SIZE_MLP: return c->mlp_width;
+    case SIZE_EXPERTS: return c->experts.count;
     case SIZE_VOCABULARY: return c->embedding_size;
     case SIZE_LORA_RANK: return c->lora.rank;
     case SIZE_FEATURE: return c->image.feature_size;
@@ -152,7 +154,8 @@ void unit_shape(UnitLayout *u, const ModelConfig *c, int unit, int world)
                     .is_adapter = adapter,
                     .is_b = adapter && r->rows == SIZE_OUTPUTS,
                     .linear = r->linear,
-                    .is_operand = u->kind->is_layer && !vector && !adapter,
+                    .is_operand =
+                        u->kind->is_layer && !vector && !adapter && !r->in_stream_format,
                     .has_padding = r->rows == SIZE_VOCABULARY,
                     .init_std = (float)init_std(r->init, c, u->number, cols),
                     .tensor_ranks = 1 };

@@ -13,7 +13,7 @@
 /* All parameters of all kinds of units: each has a field here and a row in its kind. A kind that a
  * program adds may overlay `tensor` with other names. Parameters that a unit lacks, and their
  * gradients, have data == NULL. */
-enum { NUM_PARAMS = 20 };
+enum { NUM_PARAMS = 21 };
 typedef union {
     struct {
         Tensor embed; /* (V, C)  embedding; also the head's matrix if tied */
@@ -25,8 +25,10 @@ typedef union {
         Tensor knorm;    /* (1, K*D); Qwen3: (1, D) */
         Tensor out;      /* (C, H*D) */
         Tensor mlp_norm; /* (1, C)  norm of the MLP's input; OLMo-2: of the MLP's output */
-        Tensor gate_up;  /* (2F, C) rows of gate, then rows of up */
-        Tensor down;     /* (C, F) */
+        Tensor router;   /* (E, C) with experts */
+        /* (2F, C) rows of gate, then rows of up; with experts (E*2F, C) */
+        Tensor gate_up;
+        Tensor down;     /* (C, F); with experts (E*C, F) */
         Tensor norm;     /* (1, C)  head: final norm */
         Tensor head;     /* (V, C) */
         /* adapters, r = lora.rank. They have rows only for those of q, k, v and of gate, up that
@@ -61,6 +63,7 @@ typedef enum {
     WITH_NORM_WEIGHTS,
     WITH_QKV_BIAS,
     WITH_QK_NORM,
+    WITH_EXPERTS,
     UNTIED,
     ADAPTED,
     WITH_PROJECTOR_BIAS,
@@ -74,6 +77,7 @@ typedef enum {
     SIZE_Q_NORM,
     SIZE_K_NORM,
     SIZE_MLP,
+    SIZE_EXPERTS,
     SIZE_VOCABULARY,
     SIZE_LORA_RANK,
     SIZE_FEATURE,
@@ -106,6 +110,8 @@ typedef struct {
     Condition condition;
     Linear linear;                      /* the layer of the matrix, the bias or the adapter */
     int (*count)(const ModelConfig *c); /* number of items; NULL: one */
+    /* a matrix of a layer that is no operand of the recipe: it has the stream's format */
+    bool in_stream_format;
 } ParamRow;
 
 struct Model;

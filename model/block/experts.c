@@ -1,0 +1,159 @@
+#include "model/block/experts.h"
+
+#include "kernels/runtime/device.h"
+
+static const Tensor NONE = { 0 };
+
+static const Experts *config_of(const Block *b)
+{
+    return &b->stream->config->experts;
+}
+
+static int layer_of(const Block *b)
+{
+    return (int)(b->a - b->stream->blocks) % b->stream->apart;
+}
+
+/* ---- the router's losses --------------------------------------------------------------------- */
+
+static bool is_pooled(const Block *b)
+{
+    return config_of(b)->balance == BALANCE_POOLED;
+}
+
+static Tensor stats_of(const Block *b)
+{
+    return tensor_at(b->a->router_stats, (Format){ F32, 0, false }, b->stream->router.groups,
+                     router_stats_width(config_of(b)->count));
+}
+
+/* Each context rank has a part of the tokens of each group. */
+static void record_stats(const Block *b)
+{
+    if (!b->a->router_stats)
+        return;
+    router_stats(stats_of(b), b->a->router_logits, b->a->experts);
+    if (b->stream->context > 1)
+        comm_all_reduce(stats_of(b), RANKS_CONTEXT);
+}
+
+/* The statistics of all blocks together. */
+static void pool_stats(const Block *b)
+{
+    if (!b->a->router_stats || !is_pooled(b))
+        return;
+    if (layer_of(b) == 0)
+        quantize(b->stream->router.pooled, stats_of(b)); /* a copy */
+    else
+        accumulate(b->stream->router.pooled, stats_of(b));
+}
+
+/* Adds the statistics of the block, and its load-balancing loss, to those of the step. */
+static void report_stats(const Block *b)
+{
+    const RouterLosses *r = &b->stream->router;
+    const int l = layer_of(b), E = config_of(b)->count;
+    router_sum(tensor_rows(r->sums, l, 1), stats_of(b), E, is_pooled(b) ? 0 : r->balance);
+    if (is_pooled(b) && l == b->stream->L - 1)
+        router_sum(tensor_rows(r->sums, l + 1, 1), r->pooled, E, r->balance);
+}
+
+/* A group of n tokens has the loss coef * E * sum over experts of (count / (k n)) (sum of p / n).
+ * A step's loss is the mean over its groups and, unless pooled, over blocks. BALANCE_POOLED counts
+ * all blocks as one group, and does not divide by k. */
+void experts_begin_step(Stream *s, int sequences)
+{
+    const Experts *e = &s->config->experts;
+    const bool pooled = e->balance == BALANCE_POOLED;
+    const double L = s->L, B = s->attn.B, tokens = B * s->T / s->router.groups * (pooled ? L : 1),
+                 share = B / s->router.groups / sequences;
+    if (e->count == 0 || s->forward_only)
+        return;
+    s->router.balance =
+        e->balance == BALANCE_NONE
+            ? 0
+            : (float)(e->balance_coef * e->count / (tokens * tokens) * share /
+                      (pooled ? 1 : e->top_k * L));
+    s->router.z = (float)(e->z_coef / (L * s->T * sequences));
+    device_zero(s->router.sums.data, tensor_bytes(s->router.sums));
+}
+
+/* ---- forward --------------------------------------------------------------------------------- */
+
+/* Computes the operand of the experts' last matrices from the stream; returns the branch. */
+static Branch forward_to_act(const Block *b)
+{
+    const Acts *a = b->a;
+    const Branch s = branch_mlp(b);
+    const Tensor h = branch_enter(b, &s), x = linear_rows(a->expert_x);
+    const Tensor act = a->keep == KEEP_INPUTS ? linear_rows(a->swiglu_operand) : a->swiglu_operand;
+    matmul(a->router_logits, h, b->w->router, NONE);
+    route(a->experts, a->router_logits, config_of(b)->normalize);
+    record_stats(b);
+    experts_gather(x, h, NULL, a->experts);
+    if (b->stream->recipe.forward == FROM_EXACT)
+        experts_matmul_swiglu(act, a->gate_up_saved, a->gate_up_raw, x, b->w->gate_up, a->experts);
+    else {
+        experts_matmul(a->gate_up_raw, x, b->w->gate_up, a->experts);
+        experts_swiglu(act, a->gate_up_saved, a->gate_up_raw, a->experts, FROM_SAVED);
+    }
+    return s;
+}
+
+void experts_forward(const Block *b)
+{
+    const Acts *a = b->a;
+    const Branch s = forward_to_act(b);
+    pool_stats(b);
+    experts_matmul(a->expert_y, a->swiglu_operand, b->w->down, a->experts);
+    experts_sum(s.out, a->expert_y, s.res, a->experts);
+}
+
+/* ---- backward -------------------------------------------------------------------------------- */
+
+/* Computes the gradient of gate and up from the gradient of the MLP's output, and the gradient of
+ * the experts' last matrices. */
+static void backward_to_gate_up(const Block *b, const Branch *s)
+{
+    const Acts *a = b->a;
+    const BackwardScratch *t = b->work;
+    const Tensor act = a->keep == KEEP_INPUTS && b->dw->down.data
+                           ? linear_transpose(a->swiglu_operand)
+                           : NONE;
+    experts_gather(t->expert_dy, t->dres, s->amax, a->experts);
+    experts_matmul_dx_swiglu(a->dgate_up, act, t->dweight.data, t->dact, t->expert_dy, b->w->down,
+                             a->gate_up_saved, a->experts);
+    experts_matmul_dw(b->dw->down, t->expert_dy, a->swiglu_operand, a->experts);
+}
+
+/* Computes the gradient of the norm's output h: through the experts, and through the router. */
+static void backward_to_h(const Block *b)
+{
+    const Acts *a = b->a;
+    const BackwardScratch *t = b->work;
+    const RouterLosses *r = &b->stream->router;
+    experts_matmul_dx(t->expert_dx, a->dgate_up, b->w->gate_up, a->experts);
+    experts_sum(t->dh, t->expert_dx, NONE, a->experts);
+    route_backward(t->drouter, t->dweight.data, a->router_logits, a->experts,
+                   config_of(b)->normalize, is_pooled(b) ? r->pooled : stats_of(b), r->balance,
+                   r->z);
+    matmul_dx(t->dh, t->drouter, b->w->router, true);
+}
+
+void experts_backward(const Block *b)
+{
+    const Acts *a = b->a;
+    const bool reads_h = b->dw->router.data || b->dw->gate_up.data;
+    const Branch s = keep_recomputes(a->keep) ? forward_to_act(b) : branch_mlp(b);
+    backward_to_gate_up(b, &s);
+    backward_to_h(b);
+    report_stats(b);
+    if (reads_h && a->keep == KEEP_INPUTS)
+        norm_recompute(a->mlp_h, s.x, s.stats, s.norm);
+    matmul_dw(b->dw->router, b->work->drouter, a->mlp_h);
+    if (b->dw->gate_up.data) {
+        experts_gather_again(linear_transpose(a->expert_x), a->mlp_h, a->experts);
+        experts_matmul_dw(b->dw->gate_up, a->dgate_up, a->expert_x, a->experts);
+    }
+    branch_norm_backward(b->stream, b->work, s.dnorm, s.x, s.stats, s.norm, true);
+}
