@@ -86,8 +86,7 @@ void check_logit_codes(const char *op, Tensor gradient, Tensor logits)
           "%s: the gradient is %s; expected e4m3 or e5m2", op, format_name(gradient.format));
 }
 
-/* Checks that tensor cores can multiply a and b into `out`. Returns true if a and b are FP8. */
-static bool check_gemm(const char *op, Tensor out, Tensor a, Tensor b)
+bool check_gemm(const char *op, Tensor out, Tensor a, Tensor b)
 {
     const Format f = a.format, g = b.format;
     const bool fp8 = format_is_fp8(f) && format_is_fp8(g) && !f.group && !g.group;
@@ -103,7 +102,7 @@ static bool check_gemm(const char *op, Tensor out, Tensor a, Tensor b)
     return fp8;
 }
 
-static void check_transposed(const char *op, const char *name, Tensor t)
+void check_has_transpose(const char *op, const char *name, Tensor t)
 {
     if (!t.data_t)
         die("%s: %s is %s without the transposed copy that FP8 GEMMs read", op, name,
@@ -140,7 +139,7 @@ bool check_matmul_dx(Tensor dx, Tensor dy, Tensor w, bool accumulate)
         check_plain(op, "dx", dx);
     const bool fp8 = check_gemm(op, dx, dy, w);
     if (fp8)
-        check_transposed(op, "w", w);
+        check_has_transpose(op, "w", w);
     return fp8;
 }
 
@@ -154,8 +153,8 @@ bool check_matmul_dw(Tensor dw, Tensor dy, Tensor x)
     CHECK(!dy.channel, "%s: dy has factors of columns", op);
     const bool fp8 = check_gemm(op, dw, dy, x);
     if (fp8) {
-        check_transposed(op, "dy", dy);
-        check_transposed(op, "x", x);
+        check_has_transpose(op, "dy", dy);
+        check_has_transpose(op, "x", x);
     }
     return fp8;
 }

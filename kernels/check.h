@@ -1,6 +1,7 @@
 /* Checks of arguments, which both back ends make on entry of every operation. */
 #pragma once
 #include "kernels/collectives.h"
+#include "kernels/experts.h"
 #include "kernels/kernels.h"
 #include "kernels/runtime/error.h"
 
@@ -35,6 +36,12 @@ void check_find_not_finite(Tensor x, bool negative);
 
 /* Checks the gradient that cross_entropy_codes writes. */
 void check_logit_codes(const char *op, Tensor gradient, Tensor logits);
+
+/* Checks that tensor cores can multiply a and b into `out`. Returns true if a and b are FP8. */
+bool check_gemm(const char *op, Tensor out, Tensor a, Tensor b);
+
+/* Dies unless t has the transposed copy that FP8 GEMMs read. */
+void check_has_transpose(const char *op, const char *name, Tensor t);
 
 /* Returns true if `add`, which matmul adds to y, is a bias. */
 bool is_bias(Tensor add, Tensor y);
@@ -89,3 +96,19 @@ int check_lora_matrix(const char *op, LoraMatrix m, Tensor wide, Tensor xa);
 int check_lora_narrow(Tensor xa, Tensor x, LoraMatrix m);
 int check_lora_widen(Tensor y, Tensor xa, LoraMatrix m, Tensor add);
 int check_lora_dw(LoraMatrix dm, Tensor xa, Tensor x);
+
+/* Check the arguments of the operations of experts.h, in check_experts.c. Those of GEMMs return true
+ * if the operands are FP8. */
+void check_route(Routing r, Tensor logits);
+void check_router_stats(Tensor stats, Tensor logits, Routing r);
+void check_route_backward(Tensor dlogits, const float *dweight, Tensor logits, Routing r,
+                          Tensor counts, float balance);
+void check_experts_gather(Tensor y, Tensor x, Routing r);
+void check_experts_gather_again(Tensor y, Tensor x, Routing r);
+void check_experts_sum(Tensor y, Tensor x, Tensor add, Routing r);
+bool check_experts_matmul(Tensor y, Tensor x, Tensor w, Routing r);
+bool check_experts_matmul_dx(Tensor dx, Tensor dy, Tensor w, Routing r);
+bool check_experts_matmul_dw(Tensor dw, Tensor dy, Tensor x, Routing r);
+void check_experts_swiglu(Tensor act, Tensor gate_up, Tensor wide, Routing r);
+void check_experts_swiglu_backward(Tensor dgate_up, Tensor act, const float *dweight, Tensor dact,
+                                   Tensor gate_up, Routing r);
