@@ -37,6 +37,7 @@
 #include "model/run/run.h"
 #include "model/update/schedule.h"
 #include "model/shape/units.h"
+#include "model/run/router_report.h"
 #include "model/update/update.h"
 
 /* seconds: default of timeout_seconds, until the configuration is read */
@@ -126,7 +127,7 @@ static Losses forward_backward(Run *r, const Batch *b, double labels)
     const Config *c = r->config;
     const uint8_t *begins = length_warmup_begins(r, b);
     fsdp_empty_grads(&r->store);
-    model_zero_losses(&r->model);
+    model_begin_step(&r->model, schedule_batch(c, r->state.step + 1));
     watchdog_mark("forward and backward", -1);
     model_use_images(&r->model, batch_images(b, 0, r->model.text.T));
     model_micro_batches(&r->model, &r->store, b->tokens, b->targets, begins,
@@ -174,7 +175,8 @@ static StepStats train_step(Run *r, double labels)
                     .clip = max_norm > 0 ? fmin(1, max_norm / (norm + 1e-6)) : 1,
                     .lr = schedule_lr(c, r->length, s->step, s->tokens),
                     .finite = (labels == 0 || isfinite(loss.loss)) && isfinite(norm),
-                    .scores = { NAN, NAN } };
+                    .scores = { NAN, NAN },
+                    .router = router_report(r, is_due(s->step, c->console_log_interval)) };
     if (t.finite && labels > 0)
         t.scores = spikes_add(&s->spikes, t.loss, t.grad_norm);
     t.spike = spikes_exceed(t.scores);

@@ -10,6 +10,7 @@
 #include "kernels/runtime/watchdog_marks.h"
 #include "kernels/values.h"
 #include "model/parallel/context.h"
+#include "model/block/experts.h"
 #include "model/block/head.h"
 #include "model/store/offload.h"
 #include "model/plan_model.h"
@@ -194,7 +195,17 @@ void model_logits(Model *m, ParamStore *store, int row, float *logits)
 
 void model_zero_losses(Model *m)
 {
+    const Tensor router = m->text.router.sums;
     device_zero(m->sums, 2 * sizeof *m->sums);
+    if (router.data)
+        device_zero(router.data, tensor_bytes(router));
+}
+
+void model_begin_step(Model *m, int sequences)
+{
+    model_zero_losses(m);
+    if (m->text.config->experts.count > 0)
+        experts_begin_step(&m->text, sequences);
 }
 
 Losses model_losses(const Model *m)

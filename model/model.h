@@ -47,6 +47,9 @@ void model_put_sequences(Model *m, const int *tokens);
  * Waits for the device. */
 void model_logits(Model *m, ParamStore *store, int row, float *logits);
 void model_zero_losses(Model *m); /* resets the sums of losses */
+/* As model_zero_losses, for a step of `sequences` sequences over all ranks: the losses of routers
+ * are means over these sequences. */
+void model_begin_step(Model *m, int sequences);
 /* The sums of losses over all tokens since model_zero_losses. Waits for the device. */
 Losses model_losses(const Model *m);
 

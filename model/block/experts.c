@@ -1,7 +1,5 @@
 #include "model/block/experts.h"
 
-#include "kernels/runtime/device.h"
-
 static const Tensor NONE = { 0 };
 
 static const Experts *config_of(const Block *b)
@@ -67,15 +65,11 @@ void experts_begin_step(Stream *s, int sequences)
     const bool pooled = e->balance == BALANCE_POOLED;
     const double L = s->L, B = s->attn.B, tokens = B * s->T / s->router.groups * (pooled ? L : 1),
                  share = B / s->router.groups / sequences;
-    if (e->count == 0 || s->forward_only)
-        return;
-    s->router.balance =
-        e->balance == BALANCE_NONE
-            ? 0
-            : (float)(e->balance_coef * e->count / (tokens * tokens) * share /
-                      (pooled ? 1 : e->top_k * L));
+    s->router.balance = e->balance == BALANCE_NONE
+                            ? 0
+                            : (float)(e->balance_coef * e->count / (tokens * tokens) * share /
+                                      (pooled ? 1 : e->top_k * L));
     s->router.z = (float)(e->z_coef / (L * s->T * sequences));
-    device_zero(s->router.sums.data, tensor_bytes(s->router.sums));
 }
 
 /* ---- forward --------------------------------------------------------------------------------- */
@@ -117,9 +111,8 @@ static void backward_to_gate_up(const Block *b, const Branch *s)
 {
     const Acts *a = b->a;
     const BackwardScratch *t = b->work;
-    const Tensor act = a->keep == KEEP_INPUTS && b->dw->down.data
-                           ? linear_transpose(a->swiglu_operand)
-                           : NONE;
+    const Tensor act =
+        a->keep == KEEP_INPUTS && b->dw->down.data ? linear_transpose(a->swiglu_operand) : NONE;
     experts_gather(t->expert_dy, t->dres, s->amax, a->experts);
     experts_matmul_dx_swiglu(a->dgate_up, act, t->dweight.data, t->dact, t->expert_dy, b->w->down,
                              a->gate_up_saved, a->experts);

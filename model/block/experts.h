@@ -14,5 +14,5 @@ void experts_forward(const Block *b);
  * dLoss/d(r2); it becomes dLoss/d(r1). */
 void experts_backward(const Block *b);
 
-/* Prepares the losses of the router for a step with this number of sequences, over all ranks. */
+/* Sets the factors of the router's losses for a step of `sequences` sequences over all ranks. */
 void experts_begin_step(Stream *s, int sequences);

@@ -19,6 +19,8 @@ static char *refused_combination(const Config *c)
           "cannot be in tiles; use --tiled_mlp_tokens=0" },
         { c->model.qk_norm == QK_NORM_WIDTH,
           "q and k are normed over all heads; a rank has only some" },
+        { c->model.experts.count > 0,
+          "tensor ranks cannot share experts; FSDP, context and pipeline parallelism can" },
         { c->model.image.feature_size > 0, "a model with images cannot be cut yet" },
         { !config_forward_only(c) && optimizer_find(c->optimizer.name)->orthogonalizes,
           "optimizer.name muon needs whole matrices; a rank has parts" },

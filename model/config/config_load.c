@@ -15,6 +15,7 @@
 #include "kernels/runtime/watchdog_marks.h"
 #include "model/config/changes.h"
 #include "model/config/check_data.h"
+#include "model/config/check_experts.h"
 #include "model/config/check_images.h"
 #include "model/config/check_lora.h"
 #include "model/config/check_model.h"
@@ -188,6 +189,7 @@ Config *config_load(int argc, char **argv, int world, char *(*latest)(const char
     check_recipe_optimizer(&r);
     check_recipe(&r);
     check_lora(&r);
+    check_experts(&r);
     check_images(&r);
     check_data(&r);
     check_images_data(&r);

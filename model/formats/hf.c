@@ -332,13 +332,17 @@ static void read_windows(ModelConfig *m, const HfConfig *s)
     model_rules_windows(m, s->path);
 }
 
-/* transformers adds the load-balancing loss to the loss if output_router_logits is true. */
-static void read_balance(ModelConfig *m, const HfConfig *s)
+/* transformers adds the load-balancing loss to the loss if output_router_logits is true. It reads
+ * num_local_experts as another name of num_experts. */
+static void read_router(ModelConfig *m, const HfConfig *s)
 {
-    const json_t *given = get(s->json, "output_router_logits");
-    if (given && !json_is_boolean(given))
-        wrong(s, "output_router_logits", "true or false", given);
-    m->experts.balance = json_is_true(given) ? BALANCE_POOLED : BALANCE_NONE;
+    static const HfKey local = { "num_local_experts", HF_VALUE, "model.num_experts", NAN };
+    const json_t *adds = get(s->json, "output_router_logits");
+    if (s->class->experts && get(s->json, local.key))
+        read_value(m, s, s->json, &local);
+    if (s->class->experts && adds && !json_is_boolean(adds))
+        wrong(s, "output_router_logits", "true or false", adds);
+    m->experts.balance = json_is_true(adds) ? BALANCE_POOLED : BALANCE_NONE;
 }
 
 /* ---- the file -------------------------------------------------------------------------------- */
@@ -431,7 +435,7 @@ void hf_read(ModelConfig *m, const char *folder)
     read_rope(m, &s);
     model_rules_rope(m, s.path);
     read_windows(m, &s);
-    read_balance(m, &s);
+    read_router(m, &s);
     warn_of_unknown(&s, s.json, -1);
     json_decref(s.json);
     json_decref(s.generation);
@@ -542,7 +546,10 @@ static json_t *key_json(const ModelConfig *c, const Architecture *a, const HfKey
     case HF_ONLY: return literal_json(k->what);
     case HF_ROTATION: return rotation_json(c, a, k->key);
     case HF_BLOCKS: return blocks_json(c, k->key);
-    case HF_BALANCE: return json_boolean(c->experts.balance == BALANCE_POOLED);
+    case HF_ROUTER:
+        return strcmp(k->key, "num_local_experts") == 0
+                   ? json_integer(c->experts.count)
+                   : json_boolean(c->experts.balance == BALANCE_POOLED);
     default: return NULL;
     }
 }

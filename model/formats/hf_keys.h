@@ -12,7 +12,7 @@ typedef enum {
     HF_TOKEN,
     HF_ROTATION, /* read by read_rope */
     HF_BLOCKS,   /* read by read_windows */
-    HF_BALANCE,  /* read by read_balance */
+    HF_ROUTER,   /* read by read_router */
     HF_ONLY,     /* must be `what`; any other value is refused */
     HF_REFUSED,  /* as HF_ONLY, but not written */
     HF_WRITTEN,  /* a number of the ModelConfig; written, not read */

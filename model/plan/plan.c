@@ -236,10 +236,9 @@ static void plan_stream(Planner *p, Acts *a)
     a->attn_h =
         alias_h ? a->attn_res
                 : operand(p, keep_h && reads_input(s, LINEAR_QKV), BUFFER_attn_h, r->operand, C);
-    a->mlp_h = s->config->experts.count > 0
-                   ? place(&mlp, keep_h, BUFFER_mlp_h, r->residual, C)
-               : alias_h ? a->mlp_res
-               : one_h ? a->attn_h
+    a->mlp_h = s->config->experts.count > 0 ? place(&mlp, keep_h, BUFFER_mlp_h, r->residual, C)
+               : alias_h                    ? a->mlp_res
+               : one_h                      ? a->attn_h
                        : operand(&mlp, keep_h && reads_input(s, LINEAR_GATE_UP), BUFFER_mlp_h,
                                  r->operand, C);
     if (one_h && format_is_fp8(r->operand)) {

@@ -24,7 +24,7 @@ static UnitWeights weights_of(const UnitLayout *shape)
     UnitWeights w = { 0 };
     for (int i = 0; i < shape->num_params; i++) {
         const Param *p = &shape->param[i];
-        const double n = p->is_vector ? 0 : (double)p->rows * p->cols * p->tensor_ranks;
+        const double n = p->is_vector ? 0 : param_active(shape, p) * p->tensor_ranks;
         w.all += n;
         w.trained += p->region == TRAINED ? n : 0;
         w.trains |= p->region == TRAINED;

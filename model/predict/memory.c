@@ -360,6 +360,7 @@ static void print_optimizer(const Optimizer *o, const Recipe *r)
 /* Numbers of parameters, and bytes of this rank's device memory. */
 typedef struct {
     size_t trained, untrained, master, frozen, moments;
+    double active; /* number of parameters that compute a token */
 } Sizes;
 
 static Sizes sizes_of(const ParamStore *store)
@@ -368,9 +369,11 @@ static Sizes sizes_of(const ParamStore *store)
     Sizes z = { .moments = store_state_bytes(store) - store_host_bytes(store, HOST_MOMENTS) };
     for (int u = 0; u < store->num_units; u++) {
         const Slice *s = store->shard[u].slice;
-        for (int i = 0; i < store->shape[u].num_params; i++)
-            n[store->shape[u].param[i].region] += param_numel(&store->shape[u].param[i]) *
-                                                  (size_t)store->shape[u].param[i].tensor_ranks;
+        for (int i = 0; i < store->shape[u].num_params; i++) {
+            const Param *p = &store->shape[u].param[i];
+            n[p->region] += param_numel(p) * (size_t)p->tensor_ranks;
+            z.active += param_active(&store->shape[u], p) * p->tensor_ranks;
+        }
         z.master += tensor_bytes(s[TRAINED].stored);
         z.frozen += tensor_bytes(s[FROZEN].stored) + s[QUANTIZED].count;
     }
@@ -386,6 +389,8 @@ static void print_model(const Model *m, const Sizes *z)
     printf("model: %.4g M parameters", (double)(z->trained + z->untrained) / 1e6);
     if (z->untrained > 0 && !m->text.forward_only)
         printf(", of which %.4g M are trained", (double)z->trained / 1e6);
+    if (m->text.config->experts.count > 0)
+        printf(", %.4g M are active for a token", z->active / 1e6);
     printf(", %d blocks of width %d\n", m->text.L, m->text.config->d_model);
 }
 

@@ -183,6 +183,8 @@ static void write_step(Log *l, const StepStats *s, double speed)
         log_set(o, "train/CrossEntropyLoss_z_score", s->scores.loss);
     if (!isnan(s->scores.grad_norm))
         log_set(o, "optim/total_grad_norm_z_score", s->scores.grad_norm);
+    json_object_update(o, s->router);
+    json_decref(s->router);
     json_object_set_new(o, "optim/step_skipped", json_boolean(s->skipped));
     json_object_set_new(o, "throughput/total_tokens", json_integer(s->tokens));
     log_set(o, "throughput/device/tokens_per_second", speed);

@@ -1,6 +1,8 @@
 /* The output of a run: a line per step on stdout, metrics.jsonl in the save folder, a plot of the
  * loss at the end. Rank 0 only. */
 #pragma once
+#include <jansson.h>
+
 #include "model/evaluate/downstream.h"
 #include "model/evaluate/evaluate.h"
 #include "model/update/schedule.h"
@@ -20,6 +22,7 @@ typedef struct {
     bool finite;
     bool spike, skipped; /* skipped: no update was made */
     SpikeScores scores;
+    json_t *router; /* values of router_report, which log_step frees; NULL: none */
 } StepStats;
 
 /* speed: tokens per second of a rank; light: speed as a share of the device's peak (0: unknown);

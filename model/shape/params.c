@@ -154,8 +154,7 @@ void unit_shape(UnitLayout *u, const ModelConfig *c, int unit, int world)
                     .is_adapter = adapter,
                     .is_b = adapter && r->rows == SIZE_OUTPUTS,
                     .linear = r->linear,
-                    .is_operand =
-                        u->kind->is_layer && !vector && !adapter && !r->in_stream_format,
+                    .is_operand = u->kind->is_layer && !vector && !adapter && !r->in_stream_format,
                     .has_padding = r->rows == SIZE_VOCABULARY,
                     .init_std = (float)init_std(r->init, c, u->number, cols),
                     .tensor_ranks = 1 };
@@ -176,6 +175,13 @@ void units_free(UnitLayout *u, int count)
     for (int i = 0; i < count; i++)
         free(u[i].param);
     free(u);
+}
+
+double param_active(const UnitLayout *u, const Param *p)
+{
+    const Experts *e = &u->config->experts;
+    return (double)param_numel(p) *
+           (p->items > 1 && e->count > 0 ? (double)e->top_k / e->count : 1);
 }
 
 Param param_stack(const Param *p)

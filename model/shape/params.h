@@ -102,6 +102,9 @@ void unit_shape(UnitLayout *u, const ModelConfig *c, int unit, int world);
 /* Frees `count` units of unit_shape, which are in malloc'ed memory. */
 void units_free(UnitLayout *u, int count);
 
+/* The number of elements that compute a token: of an expert, this share of its elements. */
+double param_active(const UnitLayout *u, const Param *p);
+
 /* All items of the parameter whose first item is p, as one matrix without projections. */
 Param param_stack(const Param *p);
 /* An item's rows of the tensor of all items: its codes (transposed codes, too) and its scale. */

@@ -28,9 +28,9 @@ typedef union {
         Tensor router;   /* (E, C) with experts */
         /* (2F, C) rows of gate, then rows of up; with experts (E*2F, C) */
         Tensor gate_up;
-        Tensor down;     /* (C, F); with experts (E*C, F) */
-        Tensor norm;     /* (1, C)  head: final norm */
-        Tensor head;     /* (V, C) */
+        Tensor down; /* (C, F); with experts (E*C, F) */
+        Tensor norm; /* (1, C)  head: final norm */
+        Tensor head; /* (V, C) */
         /* adapters, r = lora.rank. They have rows only for those of q, k, v and of gate, up that
          * are targeted, from top to bottom */
         Tensor qkv_a;     /* (3 r, C) */

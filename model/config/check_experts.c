@@ -1,0 +1,57 @@
+#include "model/config/check_experts.h"
+
+#include "kernels/runtime/error.h"
+
+static void check_count(const Reader *r)
+{
+    const Experts *e = &r->s->c.model.experts;
+    if (e->top_k > e->count)
+        die("%s: model.num_experts_per_tok %d is more than model.num_experts %d",
+            reader_where(r, "model.num_experts_per_tok"), e->top_k, e->count);
+}
+
+static void check_adapters(const Reader *r)
+{
+    const Lora *l = &r->s->c.model.lora;
+    if (l->rank > 0 && (l->target[LORA_GATE] || l->target[LORA_UP] || l->target[LORA_DOWN]))
+        die("%s: adapters of experts are not supported; adapters of attention are: "
+            "--lora.target_modules=[q_proj,k_proj,v_proj,o_proj]",
+            reader_where(r, "lora.target_modules"));
+}
+
+static void check_strategy(const Reader *r)
+{
+    const Config *c = &r->s->c;
+    if (c->model.experts.balance == BALANCE_POOLED && pipeline_stages(&c->strategy) > 1)
+        die("%s: model.router_aux_loss pooled needs all blocks on each rank, but "
+            "parallelism.pipeline is %d; use --model.router_aux_loss=micro_batch",
+            reader_where(r, "model.router_aux_loss"), pipeline_stages(&c->strategy));
+    if (c->recipe.down_scales == DOWN_CHANNEL)
+        die("%s: fp8.down_scales channel is not supported with experts; leave it out",
+            reader_where(r, "fp8.down_scales"));
+    if (c->tiled_mlp_tokens > 0)
+        die("%s: tiled_mlp_tokens is not supported with experts; leave it out",
+            reader_where(r, "tiled_mlp_tokens"));
+}
+
+/* Without experts the keys of the router have no effect. */
+static void note_idle(Reader *r)
+{
+    static const char *const keys[] = { "model.num_experts_per_tok", "model.norm_topk_prob",
+                                        "model.router_aux_loss", "model.router_aux_loss_coef",
+                                        "model.router_z_loss_coef" };
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
+        if (reader_given(r, keys[i]))
+            reader_note(r, "%s (there is no model.num_experts)", keys[i]);
+}
+
+void check_experts(Reader *r)
+{
+    if (r->s->c.model.experts.count == 0) {
+        note_idle(r);
+        return;
+    }
+    check_count(r);
+    check_adapters(r);
+    check_strategy(r);
+}

@@ -1,0 +1,75 @@
+#include "model/run/router_report.h"
+
+#include <stdlib.h>
+
+#include "kernels/runtime/comm.h"
+#include "kernels/runtime/device.h"
+#include "kernels/runtime/error.h"
+#include "model/run/log.h"
+
+/* The sums of all ranks: (L + 1, 2E + 3), as in RouterLosses. The caller frees them. */
+static double *sums_of(const Stream *s)
+{
+    const Tensor sums = s->router.sums;
+    const size_t count = tensor_numel(sums);
+    float *own = xmalloc(sizeof *own * count);
+    double *all = xmalloc(sizeof *all * count);
+    device_get(own, sums.data, sizeof *own * count);
+    /* context ranks have already added up their statistics */
+    for (size_t i = 0; i < count; i++)
+        all[i] = s->context_rank == 0 ? (double)own[i] : 0;
+    comm_sum(all, (int)count);
+    free(own);
+    return all;
+}
+
+static json_t *counts_json(const double *sums, int L, int E)
+{
+    json_t *blocks = json_array();
+    for (int l = 0; l < L; l++) {
+        json_t *counts = json_array();
+        for (int e = 0; e < E; e++)
+            json_array_append_new(counts, json_integer((json_int_t)sums[l * (2 * E + 3) + e]));
+        json_array_append_new(blocks, counts);
+    }
+    return blocks;
+}
+
+json_t *router_report(const Run *r, bool detailed)
+{
+    const Stream *s = &r->model.text;
+    const int L = s->L, E = s->config->experts.count, width = 2 * E + 3;
+    double balance = 0, squares = 0, entropy = 0, tokens = 0, largest = 0;
+    int idle = 0;
+    if (E == 0)
+        return NULL;
+    double *sums = sums_of(s);
+    for (int l = 0; l <= L; l++)
+        balance += sums[l * width + 2 * E + 2];
+    for (int l = 0; l < L; l++) {
+        const double *row = sums + l * width;
+        double assignments = 0;
+        for (int e = 0; e < E; e++)
+            assignments += row[e], tokens += row[E + e];
+        for (int e = 0; e < E; e++) {
+            largest = fmax(largest, row[e] / fmax(assignments, 1));
+            idle += row[e] == 0;
+        }
+        squares += row[2 * E];
+        entropy += row[2 * E + 1];
+    }
+    json_t *o = json_object();
+    log_set(o, "router/LoadBalancingLoss", balance);
+    log_set(o, "router/ZLoss", squares * (double)s->router.z);
+    log_set(o, "router/entropy", entropy / fmax(tokens, 1));
+    log_set(o, "router/largest_share", largest);
+    json_object_set_new(o, "router/idle_experts", json_integer(idle));
+    json_object_set_new(o, "router/dropped_tokens", json_integer(0));
+    if (detailed)
+        json_object_set_new(o, "router/tokens_per_expert", counts_json(sums, L, E));
+    free(sums);
+    if (comm_rank() == 0)
+        return o;
+    json_decref(o);
+    return NULL;
+}
