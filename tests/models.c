@@ -13,6 +13,7 @@
 static const char *const names[NUM_ARCHITECTURES] = {
     "llama",   "llama-gqa", "llama-head", "olmo",  "olmo2",
     "mistral", "qwen3",     "olmo3",      "qwen2", "smollm3",
+    "olmoe",
 };
 // clang-format on
 
@@ -69,6 +70,12 @@ ModelConfig architecture(SmallModel a)
         m.weight_tying = true;
         m.no_rope_interval = 2;
         break;
+    case OLMOE:
+        m.qk_norm = QK_NORM_WIDTH;
+        m.mlp_width = 48;
+        m.experts =
+            (Experts){ 6, 2, .balance = BALANCE_MICRO_BATCH, .balance_coef = 0.1, .z_coef = 0.01 };
+        break;
     case LLAMA_GQA:
         m.n_kv_heads = 2;
         m.weight_tying = true;
@@ -112,7 +119,7 @@ ModelConfig with_adapters(ModelConfig m, int rank, unsigned modules, BaseFormat 
 {
     m.lora = (Lora){ .rank = rank, .alpha = 1.5 * rank, .base = base };
     for (int i = 0; i < NUM_LORA_MODULES; i++)
-        m.lora.target[i] = modules >> i & 1;
+        m.lora.target[i] = modules >> i & 1 && (m.experts.count == 0 || i < LORA_GATE);
     return m;
 }
 

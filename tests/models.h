@@ -6,7 +6,8 @@
  * LayerNorm, clip, tied. OLMO2: norms on the branch outputs, QK-norm, GQA. MISTRAL: a window in all
  * blocks. QWEN3: QK-norm per head, head_dim != C/H, tied, a window in the second block. OLMO3:
  * OLMO2 with a window in the first block, YaRN in the second. QWEN2: biases of q, k and v, tied,
- * GQA. SMOLLM3: tied, GQA, no rotation in the second block. */
+ * GQA. SMOLLM3: tied, GQA, no rotation in the second block. OLMOE: QK-norm, 6 experts, 2 of them per
+ * token, with both losses of the router. */
 typedef enum {
     LLAMA,
     LLAMA_GQA,
@@ -18,6 +19,7 @@ typedef enum {
     OLMO3,
     QWEN2,
     SMOLLM3,
+    OLMOE,
     NUM_ARCHITECTURES
 } SmallModel;
 ModelConfig architecture(SmallModel a);

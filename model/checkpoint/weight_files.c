@@ -19,6 +19,7 @@
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/manifest.h"
 #include "model/checkpoint/saved_as.h"
+#include "model/checkpoint/stacked.h"
 
 json_t *weight_files_manifest(const char *folder)
 {
@@ -49,7 +50,8 @@ static void add_source(WeightFiles *s, const char *folder, const char *name)
         return;
     }
     s->file = xrealloc(s->file, (size_t)(s->count + 1) * sizeof *s->file);
-    s->file[s->count++] = safetensors_open(path);
+    s->file[s->count] = safetensors_open(path);
+    stacked_split(s->file[s->count++]);
     free(path);
 }
 
