@@ -199,8 +199,7 @@ void backend_experts_swiglu(Tensor act, Tensor gate_up, Tensor wide, Routing r, 
     const float *input = tensor_values(from == FROM_EXACT ? exact : saved, 0);
     float *output = tensor_result(in_use(act, r), 1);
     for (int row = 0; row < exact.rows; row++) {
-        const float weight = weight_of(r, row), *gate = input + (size_t)row * 2 * F,
-                    *up = gate + F;
+        const float weight = weight_of(r, row), *gate = input + (size_t)row * 2 * F, *up = gate + F;
         for (size_t f = 0; f < F; f++)
             output[(size_t)row * F + f] = weight * (gate[f] * sigmoid(gate[f]) * up[f]);
     }
