@@ -101,6 +101,7 @@ int check_lora_dw(LoraMatrix dm, Tensor xa, Tensor x);
  * if the operands are FP8. */
 void check_route(Routing r, Tensor logits);
 void check_router_stats(Tensor stats, Tensor logits, Routing r);
+void check_router_sum(Tensor sums, Tensor stats, int experts);
 void check_route_backward(Tensor dlogits, const float *dweight, Tensor logits, Routing r,
                           Tensor counts, float balance);
 void check_experts_gather(Tensor y, Tensor x, Routing r);

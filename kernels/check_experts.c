@@ -198,3 +198,10 @@ void check_experts_swiglu_backward(Tensor dgate_up, Tensor act, const float *dwe
         check_recomputed(op, "act", act, dact.rows, dact.cols);
     CHECK(dweight, "%s: there is no dweight", op);
 }
+
+void check_router_sum(Tensor sums, Tensor stats, int experts)
+{
+    CHECK_TENSOR(stats, stats.rows, router_stats_width(experts));
+    CHECK_TENSOR(sums, 1, router_stats_width(experts) + 1);
+    CHECK_PLAIN(sums);
+}

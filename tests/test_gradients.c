@@ -17,6 +17,7 @@
 #include "tests/images.h"
 #include "tests/mapping_unit.h"
 #include "tests/models.h"
+#include "tests/router_loss.h"
 
 enum { B = 2, DIRECTIONS = 3 };
 static const float Z_WEIGHT = 0.01f;
@@ -85,16 +86,20 @@ typedef struct {
     double loss, magnitude;
 } Loss;
 
-/* The summed loss, with its z-loss, in double over the tokens' f32 losses. */
+static char choices[2][4096]; /* experts of every token: at the weights, and near them */
+
+/* The summed loss, with its z-loss, in double over the tokens' f32 losses; with the losses of
+ * routers. */
 static Loss loss_of(Setup *s, bool backward)
 {
     int N = s->model.text.N;
     float l[128];
     model_use_images(&s->model, image_rows(&s->images));
+    model_begin_step(&s->model, B);
     model_micro_batch(&s->model, &s->store, s->tokens, s->targets, s->begins, 1, Z_WEIGHT,
                       backward ? PASS_COMPLETE : PASS_FORWARD);
     device_get(l, s->model.losses, sizeof(float) * 2 * N);
-    Loss r = { 0 };
+    Loss r = { router_loss(&s->model), 0 };
     for (int n = 0; n < N; n++) {
         r.loss += l[n] + (double)Z_WEIGHT * l[N + n];
         r.magnitude += fabs(l[n]) * fabs(l[n]);
@@ -103,6 +108,20 @@ static Loss loss_of(Setup *s, bool backward)
     return r;
 }
 
+/* Copies the experts of every token in every block to `chosen`; returns the number of bytes. */
+static size_t copy_choices(const Setup *s, char *chosen)
+{
+    size_t bytes = 0;
+    for (int l = 0; l < s->model.text.L && s->config.model.experts.count > 0; l++) {
+        const Routing *r = &s->model.acts[l].experts;
+        const size_t n = sizeof(int) * (size_t)r->tokens * (size_t)r->top_k;
+        device_get(chosen + bytes, r->expert, n);
+        bytes += n;
+    }
+    return bytes;
+}
+
+/* NaN if other experts compute a token, because the loss jumps there. */
 static double difference(Setup *s, Tensor w, const float *at, const float *direction, double h,
                          double *magnitude)
 {
@@ -114,7 +133,8 @@ static double difference(Setup *s, Tensor w, const float *at, const float *direc
             moved[i] = (float)(at[i] + (side ? -h : h) * direction[i]);
         device_put(w.data, moved, sizeof(float) * n);
         Loss l = loss_of(s, false);
-        loss[side] = l.loss;
+        const size_t bytes = copy_choices(s, choices[1]);
+        loss[side] = memcmp(choices[0], choices[1], bytes) == 0 ? l.loss : NAN;
         *magnitude = l.magnitude;
     }
     device_put(w.data, at, sizeof(float) * n);
@@ -151,7 +171,7 @@ static void check_tensor(Setup *s, const char *arch, const Param *p, Tensor w, T
             d[2] = difference(s, w, at, r, h, &magnitude);
             rounding = 32 * 0x1p-24 * magnitude / h;
             const double error = fmax(fabs(d[2] - d[1]), fabs(d[1] - d[0]) / 2) + rounding;
-            if (!isnan(d[0]) && error < bound) {
+            if (!isnan(d[0] + d[1] + d[2]) && error < bound) {
                 bound = error;
                 found = d[2];
             }
@@ -170,6 +190,7 @@ static void check_model(const char *name, const ModelConfig *m, char **trainable
     open_model(&s, m, trainable, documents);
     fsdp_empty_grads(&s.store);
     loss_of(&s, true);
+    copy_choices(&s, choices[0]);
     for (int u = 0; u < s.store.num_units; u++)
         for (int i = 0; i < s.store.shape[u].num_params; i++) {
             const Param *p = &s.store.shape[u].param[i];
@@ -193,6 +214,23 @@ TEST(test_every_architecture)
 {
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
         check_architecture(a, false);
+}
+
+/* Every form of the router's losses, one expert per token, all experts for each token; frozen
+ * experts under trained ones. */
+TEST(test_experts)
+{
+    static char *frozen = "model.layers.*norm.weight";
+    ModelConfig m = architecture(OLMOE);
+    const Experts forms[] = { { 5, 3, true, BALANCE_SEQUENCE, 0.3, 0 },
+                              { 6, 2, false, BALANCE_POOLED, 0.3, 0.02 },
+                              { 4, 1, false, BALANCE_MICRO_BATCH, 0.3, 0 },
+                              { 4, 4, true, BALANCE_NONE, 0.3, 0.02 } };
+    for (int i = 0; i < 4; i++) {
+        m.experts = forms[i];
+        check_model("experts", &m, NULL, i == 0);
+    }
+    check_model("frozen experts", &m, &frozen, false);
 }
 
 /* A unit between the embedding and the blocks. */
@@ -266,7 +304,7 @@ TEST(test_adapters)
 TEST(test_tiles)
 {
     tile = 12;
-    for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
+    for (SmallModel a = 0; a < OLMOE; a++) { /* experts have no tiles */
         const ModelConfig m = a % 2 ? adapted_model(a) : architecture(a);
         check_model(architecture_name(a), &m, NULL, a == LLAMA_GQA);
     }

@@ -169,3 +169,22 @@ void backend_route_backward(Tensor dlogits, const float *dweight, Tensor logits,
     }
     tensor_finish(dlogits, output);
 }
+
+void backend_router_sum(Tensor sums, Tensor stats, int experts, float factor)
+{
+    check_router_sum(sums, stats, experts);
+    const int E = experts, width = router_stats_width(E);
+    const float *from = stats.data;
+    float *to = sums.data;
+    double product = 0;
+    for (int i = 0; i < width; i++) {
+        double sum = 0;
+        for (int g = 0; g < stats.rows; g++)
+            sum += (double)from[g * width + i];
+        to[i] = (float)(to[i] + sum);
+    }
+    for (int g = 0; g < stats.rows; g++)
+        for (int e = 0; e < E; e++)
+            product += (double)from[g * width + e] * (double)from[g * width + E + e];
+    to[width] = (float)(to[width] + factor * product);
+}
