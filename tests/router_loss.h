@@ -45,6 +45,27 @@ static inline void add_router_stats(const Model *m, int l, int first, int end, d
     free(x);
 }
 
+/* The smallest difference between the logits of a token's last expert and of the best expert that is
+ * not chosen; infinite if there is no such expert. */
+static inline float router_gap(const Model *m)
+{
+    const Experts *e = &m->text.config->experts;
+    float gap = INFINITY;
+    for (int l = 0; l < m->text.L && e->count > e->top_k; l++) {
+        const Tensor t = m->acts[l].router_logits;
+        float *x = malloc(tensor_bytes(t));
+        device_get(x, t.data, tensor_bytes(t));
+        for (int n = 0; n < t.rows; n++) {
+            int best[64];
+            const float *row = x + (size_t)n * (size_t)e->count;
+            largest_logits(best, row, e->count, e->top_k + 1);
+            gap = fminf(gap, row[best[e->top_k - 1]] - row[best[e->top_k]]);
+        }
+        free(x);
+    }
+    return gap;
+}
+
 static inline double balance_of(const double *count, const double *p, int E, double tokens)
 {
     double sum = 0;

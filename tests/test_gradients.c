@@ -20,6 +20,9 @@
 #include "tests/router_loss.h"
 
 enum { B = 2, DIRECTIONS = 3 };
+/* Where other experts compute a token, the loss jumps. So the logits of chosen and other experts
+ * differ by at least this much, which steps below 0.01 do not change. */
+static const float CLEAR = 0.04f;
 static const float Z_WEIGHT = 0.01f;
 
 typedef struct {
@@ -63,6 +66,11 @@ static void perturb_norms(Setup *s)
         }
 }
 
+typedef struct {
+    double loss, magnitude;
+} Loss;
+static Loss loss_of(Setup *s, bool backward);
+
 /* Tokens of a tile of the MLP, with which backward runs blocks again; 0: none. */
 static int tile;
 
@@ -76,17 +84,14 @@ static void open_model(Setup *s, const ModelConfig *m, char **trainable, bool do
     s->config.num_trainable = trainable != NULL;
     s->config.data.generate_doc_lengths = documents;
     model_create(&s->model, &s->store, &s->config);
-    store_init(&s->store, &s->config.model, 7);
-    perturb_norms(s);
-    test_fill_adapters(&s->store, 9);
     fill_batch(s);
+    for (uint64_t seed = 7; seed == 7 || router_gap(&s->model) < CLEAR; seed++) {
+        store_init(&s->store, &s->config.model, seed);
+        perturb_norms(s);
+        test_fill_adapters(&s->store, 9);
+        loss_of(s, false);
+    }
 }
-
-typedef struct {
-    double loss, magnitude;
-} Loss;
-
-static char choices[2][4096]; /* experts of every token: at the weights, and near them */
 
 /* The summed loss, with its z-loss, in double over the tokens' f32 losses; with the losses of
  * routers. */
@@ -108,20 +113,6 @@ static Loss loss_of(Setup *s, bool backward)
     return r;
 }
 
-/* Copies the experts of every token in every block to `chosen`; returns the number of bytes. */
-static size_t copy_choices(const Setup *s, char *chosen)
-{
-    size_t bytes = 0;
-    for (int l = 0; l < s->model.text.L && s->config.model.experts.count > 0; l++) {
-        const Routing *r = &s->model.acts[l].experts;
-        const size_t n = sizeof(int) * (size_t)r->tokens * (size_t)r->top_k;
-        device_get(chosen + bytes, r->expert, n);
-        bytes += n;
-    }
-    return bytes;
-}
-
-/* NaN if other experts compute a token, because the loss jumps there. */
 static double difference(Setup *s, Tensor w, const float *at, const float *direction, double h,
                          double *magnitude)
 {
@@ -133,8 +124,7 @@ static double difference(Setup *s, Tensor w, const float *at, const float *direc
             moved[i] = (float)(at[i] + (side ? -h : h) * direction[i]);
         device_put(w.data, moved, sizeof(float) * n);
         Loss l = loss_of(s, false);
-        const size_t bytes = copy_choices(s, choices[1]);
-        loss[side] = memcmp(choices[0], choices[1], bytes) == 0 ? l.loss : NAN;
+        loss[side] = l.loss;
         *magnitude = l.magnitude;
     }
     device_put(w.data, at, sizeof(float) * n);
@@ -171,7 +161,7 @@ static void check_tensor(Setup *s, const char *arch, const Param *p, Tensor w, T
             d[2] = difference(s, w, at, r, h, &magnitude);
             rounding = 32 * 0x1p-24 * magnitude / h;
             const double error = fmax(fabs(d[2] - d[1]), fabs(d[1] - d[0]) / 2) + rounding;
-            if (!isnan(d[0] + d[1] + d[2]) && error < bound) {
+            if (!isnan(d[0]) && error < bound) {
                 bound = error;
                 found = d[2];
             }
@@ -190,7 +180,6 @@ static void check_model(const char *name, const ModelConfig *m, char **trainable
     open_model(&s, m, trainable, documents);
     fsdp_empty_grads(&s.store);
     loss_of(&s, true);
-    copy_choices(&s, choices[0]);
     for (int u = 0; u < s.store.num_units; u++)
         for (int i = 0; i < s.store.shape[u].num_params; i++) {
             const Param *p = &s.store.shape[u].param[i];
