@@ -41,9 +41,23 @@ typedef struct {
 static const Formats all_formats[] = {
     { "f32", { F32, 0 }, { F32, 0 }, { F32, 0 }, { F32, 0 }, { F32, 0 }, { F32, 0 }, false },
     { "bf16", { BF16, 0 }, { BF16, 0 }, { BF16, 0 }, { BF16, 0 }, { BF16, 0 }, { BF16, 0 }, false },
-    { "bf16-f32-sums", { BF16, 0 }, { BF16, 0 }, { BF16, 0 }, { BF16, 0 }, { F32, 0 }, { BF16, 0 }, false },
+    { "bf16-f32-sums",
+      { BF16, 0 },
+      { BF16, 0 },
+      { BF16, 0 },
+      { BF16, 0 },
+      { F32, 0 },
+      { BF16, 0 },
+      false },
     { "fp8", { E4M3, 0 }, { E4M3, 0 }, { E5M2, 0 }, { BF16, 0 }, { F32, 0 }, { E4M3, 16 }, false },
-    { "fp8-dense", { E4M3, 0 }, { E4M3, 0 }, { E5M2, 0 }, { BF16, 0 }, { BF16, 0 }, { BF16, 0 }, true },
+    { "fp8-dense",
+      { E4M3, 0 },
+      { E4M3, 0 },
+      { E5M2, 0 },
+      { BF16, 0 },
+      { BF16, 0 },
+      { BF16, 0 },
+      true },
 };
 enum { FORMATS = sizeof all_formats / sizeof all_formats[0] };
 
@@ -286,7 +300,7 @@ static inline Tensor make_round_matrices(Format f, int E, int O, int C, uint64_t
 /* As test_kernels for F32 and BF16: a factor 2 covers tensor cores, which truncate, and cuBLASLt may
  * round a product before it adds a BF16 value. fp8.h has the bound of FP8. */
 static inline void gemm(double *ref, double *bound, const double *old, const Formats *f, int rows,
-                 int cols, int K, Strided a, Strided b)
+                        int cols, int K, Strided a, Strided b)
 {
     const double rounding = old && f->sum.dtype == BF16 && !on_cpu() ? 0x1p-8 : 0;
     if (is_operand(f->operand)) {
@@ -307,8 +321,8 @@ static inline void gemm(double *ref, double *bound, const double *old, const For
 }
 
 /* y = x wT; each expert's rows of x (R,C) with its matrix of w (E*O,C). */
-static inline void grouped(double *ref, double *bound, const double *x, const double *w, int C, int O,
-                    const Formats *f, const Routed *g)
+static inline void grouped(double *ref, double *bound, const double *x, const double *w, int C,
+                           int O, const Formats *f, const Routed *g)
 {
     for (int e = 0; e < g->host.experts; e++) {
         const int first = g->host.first[e];
@@ -318,8 +332,8 @@ static inline void grouped(double *ref, double *bound, const double *x, const do
 }
 
 /* dx = dy w, with dy (R,O). */
-static inline void grouped_dx(double *ref, double *bound, const double *dy, const double *w, int C, int O,
-                       const Formats *f, const Routed *g)
+static inline void grouped_dx(double *ref, double *bound, const double *dy, const double *w, int C,
+                              int O, const Formats *f, const Routed *g)
 {
     for (int e = 0; e < g->host.experts; e++) {
         const int first = g->host.first[e];
@@ -329,7 +343,7 @@ static inline void grouped_dx(double *ref, double *bound, const double *dy, cons
 }
 
 static inline void grouped_dw(double *ref, double *bound, const double *old, const double *dy,
-                       const double *x, int C, int O, const Formats *f, const Routed *g)
+                              const double *x, int C, int O, const Formats *f, const Routed *g)
 {
     for (int e = 0; e < g->host.experts; e++) {
         const int first = g->host.first[e], at = e * O * C;

@@ -124,7 +124,8 @@ static void matmul_case(const Formats *f, const Case *c, const Routed *g)
     const int C = c->C, O = c->F, E = c->E;
     const size_t most = (size_t)g->rows * (size_t)(C > O ? C : O);
     double *W, *ref = doubles(most), *bound = doubles(most);
-    Tensor x = make_assigned(f->operand, g, C, 1, -1, 1), w = make_matrices(f->weight, E, O, C, 2, &W),
+    Tensor x = make_assigned(f->operand, g, C, 1, -1, 1),
+           w = make_matrices(f->weight, E, O, C, 2, &W),
            dy = make_assigned(f->gradient, g, O, 30, -1, 1);
     Tensor y = make(f->stream, g->rows, O), dx = make(f->stream, g->rows, C);
     x.fast = dy.fast = f->fast;

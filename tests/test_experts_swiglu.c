@@ -25,9 +25,12 @@ static Swiglu swiglu_reference(const double *gate_up, const double *bx, const do
                                const double *bdact, int width, const Routed *g)
 {
     const size_t n = (size_t)g->rows * (size_t)width;
-    Swiglu r = { doubles(n),     doubles(n),
-                 doubles(2 * n), doubles(2 * n),
-                 doubles((size_t)g->rows), doubles((size_t)g->rows) };
+    Swiglu r = { doubles(n),
+                 doubles(n),
+                 doubles(2 * n),
+                 doubles(2 * n),
+                 doubles((size_t)g->rows),
+                 doubles((size_t)g->rows) };
     for (size_t i = 0; i < n; i++) {
         const size_t row = i / (size_t)width, gate = i + row * (size_t)width,
                      up = gate + (size_t)width;
@@ -45,8 +48,9 @@ static Swiglu swiglu_reference(const double *gate_up, const double *bx, const do
                      t = 1 + x * (1 - s),
                      bt = fabs(x) * (s * E + 3 * U24 * (1 - s)) + U24 * (1 + fabs(t));
         r.d[gate] = D * W * u * s * t;
-        r.bd[gate] = W * fabs(u) * s * (size * (fabs(t) * (E + 6 * U24) + bt * (1 + E)) +
-                                        eD * fabs(t)) + 1e-36;
+        r.bd[gate] =
+            W * fabs(u) * s * (size * (fabs(t) * (E + 6 * U24) + bt * (1 + E)) + eD * fabs(t)) +
+            1e-36;
         r.d[up] = D * W * x * s;
         r.bd[up] = W * fabs(x * s) * (size * (E + 5 * U24) + eD) + 1e-36;
         r.dweight[row] += D * x * s * u;
@@ -407,8 +411,7 @@ static void range_codes(const Op *op, const Case *c)
     run_in_range(op, y, scale_amax_of(y), &n);
     const double *found = values(rows), smallest = fp8_table(f.dtype)[1] * operand_scale(y);
     for (size_t i = 0; i < tensor_numel(rows); i++)
-        if (!(fabs(found[i] - measured[i]) <=
-              u * (fabs(found[i]) + fabs(measured[i])) + smallest))
+        if (!(fabs(found[i] - measured[i]) <= u * (fabs(found[i]) + fabs(measured[i])) + smallest))
             fail_msg("%s: element %zu is %.9g in a range, %.9g as measured", op->name, i, found[i],
                      measured[i]);
 }
