@@ -1,5 +1,5 @@
-/* What a pipeline stage (pipeline.h) exchanges with its neighbours, and its micro-batches in
- * flight.
+/* What a pipeline stage (pipeline.h) exchanges with its neighbours, and the activations of each
+ * micro-batch in flight.
  *
  *     forward    receive -> unit_acts[first].attn_res ... unit_acts[end].attn_res -copy-> outgoing[NEXT_STAGE] -send->
  *     backward   receive -> work.dres               ... work.dres               -copy-> outgoing[PREVIOUS_STAGE] -send->
