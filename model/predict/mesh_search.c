@@ -118,7 +118,7 @@ static void try_all(Search *search, const Config *c)
     }
 }
 
-/* Prints a setting that a mesh needs, or that undoes a configured one. */
+/* Prints a setting if the mesh needs it, or if the configuration has another value. */
 static void print_setting(const char *name, int n, int given)
 {
     if (n > 1 || given > 1)
