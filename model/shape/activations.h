@@ -4,7 +4,7 @@
  *
  * The letters are those of buffers.h. Tensors that hold the same values in the same format are the
  * same memory ("= x"). All blocks share the memory of tensors that backward recomputes, or needs
- * only for a moment ("shared"). "own" is the block's own. */
+ * only for a moment ("shared"). "own": memory of one block. */
 #pragma once
 
 // clang-format off

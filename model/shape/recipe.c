@@ -115,12 +115,13 @@ void recipe_print(const Recipe *r)
     static const char *const scales[] = { [PER_MICROBATCH] = "micro-batch", [PER_STEP] = "step" };
     char share[64] = "";
     if (r->recompute)
-        snprintf(share, sizeof share, " (only the input in %s %d blocks)",
-                 r->recompute > 0 ? "one in" : "all but one in", abs(r->recompute));
-    const char *const down = r->down_scales == DOWN_CHANNEL ? ", down's input by channels" : "";
+        snprintf(share, sizeof share, " (only the block's input in %s %d blocks)",
+                 r->recompute > 0 ? "one of every" : "all but one of every", abs(r->recompute));
+    const char *const down =
+        r->down_scales == DOWN_CHANNEL ? ", down_proj's input with factors of channels" : "";
     printf("recipe %s: stream %s, saved %s, qkv %s, attention %s, hidden %s, operands %s, "
            "gradients %s, head %s,\n"
-           "  keep %s%s, forward from %s, fast accumulation %s, scales of the %s%s,\n"
+           "  keep %s%s, forward from %s, fast accumulation %s, scales per %s%s,\n"
            "  master %s, accumulated gradients %s, frozen weights %s\n",
            r->name, format_name(r->residual), format_name(r->saved_norm_input),
            format_name(r->saved_qkv), format_name(r->saved_attention), format_name(r->saved_mlp),
