@@ -125,7 +125,7 @@ static void take_adapter(Reader *r, const char *folder)
                memcmp(l->target, there.target, sizeof l->target) == 0);
     *l = there;
     if (dropout > 0)
-        reader_note(r, "lora_dropout %g of %s (there is no dropout)", dropout, folder);
+        reader_note(r, "lora_dropout %g of %s (dropout is not supported)", dropout, folder);
     char *base =
         reader_given(r, "lora.base") ? NULL : load_folder_trained_with(folder, "lora.base");
     if (base)
@@ -150,7 +150,7 @@ static void check_lora_rank(const Reader *r, const char *folder)
             die("%s: lora.rank %d is above %d, the rank of %s, which is %d x %d; %s",
                 file ? file : reader_where(r, "lora.rank"), m->lora.rank, most,
                 adapter_module_name((LoraModule)k), out[k], in[k],
-                file ? "such adapters can only be merged, by --export" : "use a smaller one");
+                file ? "such adapters can only be merged, by --export" : "use a smaller lora.rank");
     }
     free(file);
 }
@@ -242,7 +242,7 @@ void check_lora(Reader *r)
         return;
     }
     if (!continued && config_forward_only(c))
-        reader_note(r, "lora.rank (%s has no adapters, and new ones are zero)",
+        reader_note(r, "lora.rank (%s has no adapters, and new adapters do not change the output)",
                     folder ? folder : "the model");
     if (l->rank > 0 && !continued && c->continues)
         die("%s: lora.rank: the run would continue %s, which has no adapters; start from it in "
@@ -257,12 +257,11 @@ void check_lora(Reader *r)
     else
         complete_base_path(r, folder);
     if (c->num_trainable > 0)
-        die("%s: trainable: with adapters (lora.rank %d) no other tensor is trained; leave one of "
-            "them out: --trainable=[] or "
-            "--lora.rank=null",
+        die("%s: trainable: with adapters (lora.rank %d) no other tensor is trained; leave out "
+            "trainable or lora.rank: --trainable=[] or --lora.rank=null",
             reader_where(r, "trainable"), l->rank);
     if (!l->projector && c->model.image.feature_size == 0)
-        reader_note(r, "lora.projector (a model of text only has no projector)");
+        reader_note(r, "lora.projector (a model that reads only text has no projector)");
     write_targets(r->s);
     check_lora_rank(r, continued ? folder : NULL);
     check_rate(r);

@@ -100,7 +100,7 @@ static void complete_vocabulary(Reader *r)
     if (m->vocab_size > m->embedding_size)
         die("%s: model.vocab_size %d does not fit model.embedding_size %d; use %d (a multiple of "
             "128) or "
-            "leave it out",
+            "leave model.embedding_size out",
             reader_where(r, "model.embedding_size"), m->vocab_size, m->embedding_size, rounded);
     const struct {
         const char *name;

@@ -27,7 +27,8 @@ const ConfigKey export_options_keys[] = {
           "checkpoint to export, or save_folder of a run (its latest checkpoint), or a folder "
           "written by save_pretrained"),
     OTHER("average", NULL, average,
-          "instead of --export: A,B,C, at least two such folders. The result is the mean of their "
+          "instead of --export: A,B,C, at least two folders as for --export. The result is the "
+          "mean of their "
           "weights, computed in f64. "
           "A,B,C:0.5,0.3,0.2 gives each a weight, divided by their sum; default: equal weights. "
           "The tokenizer is that of A"),
@@ -56,15 +57,15 @@ const ConfigKey export_options_keys[] = {
          "and v and one for gate and up",
          { "computed", SCALES_COMPUTED }, { "trained", SCALES_TRAINED }),
     NUMBER("calibration", PATHS, "[]", NAN, 0, 0, calibration,
-           "dtype int4: files of tokens, as data.paths; GPTQ chooses codes that change the layers' "
-           "outputs on them least"),
+           "dtype int4: files of tokens, as data.paths; GPTQ chooses the codes that change the "
+           "layers' outputs for these tokens least"),
     WORD("data.memmap_dtype", "null", token_bytes,
          "token type of --calibration; default: as in the exported run, else uint16",
          { "uint16", UINT16 }, { "uint32", UINT32 }),
     NUMBER("calibration_sequences", INT, "128", NAN, 1, 1e6, sequences,
            "sequences used for calibration; 1/16 more are held out"),
     NUMBER("calibration_length", INT, "null", 0, 2, 1e6, length,
-           "tokens of each; default: the model's length, up to 2048"),
+           "tokens per sequence of --calibration; default: the model's length, up to 2048"),
     NUMBER("damping", DOUBLE, "0.01", NAN, 1e-9, 1, damping,
            "fraction of the Hessian's mean diagonal that is added to the diagonal; ten times as "
            "much if that is not enough"),
