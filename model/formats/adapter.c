@@ -213,8 +213,8 @@ static void mark_found(bool *seen, const char *folder, const File *f, const Mode
     const char *name, *expression = json_string_value(json_object_get(f->json, "target_modules"));
     if (!json_is_object(header))
         die("%s: target_modules %.200s is a regular expression, so adapter_model.safetensors says "
-            "which modules have adapters; but "
-            "its header cannot be read",
+            "which modules have adapters, but "
+            "the header of adapter_model.safetensors cannot be read",
             f->path, expression);
     json_object_foreach(header, name, value)
     {
