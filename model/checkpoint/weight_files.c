@@ -76,8 +76,8 @@ static void expect_sums(const WeightFiles *s, const json_t *manifest, const char
         }
 }
 
-/* Dies if a tensor is in two files: the index may name one, but other programs might read the
- * other. */
+/* Dies if a tensor is in two files: the index may name one file, but other programs might read the
+ * other file. */
 static void refuse_twice(const WeightFiles *s)
 {
     for (int i = 1; i < s->count; i++)
@@ -112,7 +112,8 @@ static WeightFiles open_model(const char *folder)
         }
     }
     if (s.count == 0 && file_is_in(folder, "latest"))
-        die("%s is a run, not a checkpoint; its last one is %s/latest", folder, folder);
+        die("%s is a run, not a checkpoint; the run's last checkpoint is %s/latest", folder,
+            folder);
     if (s.count == 0)
         die("%s: no model.safetensors and no model.safetensors.index.json with a weight_map; "
             "weights in other "
