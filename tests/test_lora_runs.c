@@ -197,7 +197,7 @@ static int on_one(const char *arguments)
 TEST(test_other_base)
 {
     static const char says[] =
-        "its adapters were trained with a base whose weights differ from those in ";
+        "these adapters were trained with a base whose weights differ from the weights in ";
     char arguments[1024];
     shell("cd %s && cp -r base/step3 place", folder);
     expect_status(

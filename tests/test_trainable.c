@@ -27,10 +27,12 @@ TEST(test_other_choice)
     open_with(&some, "*.mlp.*", "f32");
     save(&all, 10);
     save(&some, 10);
-    DIES("it has model.embed_tokens.weight.exp_avg: this run freezes the weight, but the "
-         "checkpoint's run trained it. Use the `trainable` of its config.yaml",
+    DIES("the checkpoint has model.embed_tokens.weight.exp_avg: this run freezes the weight, but "
+         "the "
+         "checkpoint's run trained it. Use the `trainable` of the checkpoint's config.yaml",
          load(&some, step_folder(&all, 10)));
-    DIES("it has no model.embed_tokens.weight.exp_avg: this run trains the weight, but the "
+    DIES("the checkpoint has no model.embed_tokens.weight.exp_avg: this run trains the weight, but "
+         "the "
          "checkpoint's run did not. Use the `trainable`",
          load(&all, step_folder(&some, 10)));
     load(&some, step_folder(&some, 10));
