@@ -10,11 +10,11 @@
 #pragma once
 #include "model/checkpoint/safetensors.h"
 
-/* The file with the codes of the matrix NAME.weight; NULL: it is not stored as codes. */
+/* The file with the codes of the matrix NAME.weight; NULL: the matrix is not stored as codes. */
 const SafeFile *coded_source_find(SafeFile *const *file, int count, const char *name);
 
 /* The name NAME.weight of the matrix to which the tensor `name` belongs as codes or scales,
- * malloc'ed; NULL: it belongs to no such matrix. */
+ * malloc'ed; NULL: the tensor belongs to no such matrix. */
 char *coded_source_matrix(SafeFile *const *file, int count, const char *name);
 
 /* A matrix as its own tensors describe it, without the model. bits: of packed codes; else 0.
@@ -25,7 +25,7 @@ typedef struct {
     bool by_inputs;
 } CodedShape;
 
-/* Returns false if nothing is known, or if the folder's settings do not matter, as for NF4: its
+/* Returns false if nothing is known, or if the folder's settings do not matter, as for NF4, whose
  * tensors contain their own settings. */
 bool coded_source_shape(CodedShape *to, SafeFile *const *file, int count, const char *name);
 

@@ -1,4 +1,4 @@
-/* rename() is atomic. It is durable after an fsync of the parent folder. So a checkpoint is written
+/* rename() is atomic, and durable after an fsync of the parent folder. So a checkpoint is written
  * under a temporary name, and renamed when it is complete and on disk. Nothing ever reads a
  * stepN.tmp. */
 #include "model/checkpoint/folder.h"

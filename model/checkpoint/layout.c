@@ -47,7 +47,7 @@ static const char *dtype_in_file(DType d)
     return name[d];
 }
 
-/* Adds `entry` to the layout, for the tensor t. Its kind, state and position are set already. */
+/* Adds `entry`, whose kind, state and position are set already, to the layout for the tensor t. */
 static LayoutEntry *add_entry(Layout *l, LayoutEntry entry, const HfTensor *t, const char *suffix)
 {
     l->entry = xrealloc(l->entry, (size_t)(l->num_entries + 1) * sizeof *l->entry);

@@ -17,7 +17,7 @@ _Static_assert(offsetof(Nf4Group, codes) == 0 && offsetof(Nf4PlainGroup, codes) 
 
 enum { BLOCKS = NF4_GROUP / NF4_BLOCK, MAX_STATE = 65536 };
 
-/* Finds the tensor NAME<suffix>; tensor NULL: no file has it. */
+/* Finds the tensor NAME<suffix>; tensor NULL: no file has this tensor. */
 static Found find(SafeFile *const *file, int count, const char *name, const char *suffix)
 {
     char *full = xasprintf("%s%s", name, suffix);

@@ -1,5 +1,5 @@
-/* How long a checkpoint is kept. The settings of its run decide this when it is saved; its
- * trainer.json stores the decision. */
+/* How long a checkpoint is kept. The settings of the run decide this when the checkpoint is saved;
+ * its trainer.json stores the decision. */
 #pragma once
 #include "model/shape/config.h"
 
@@ -23,6 +23,6 @@ bool saved_as_ours(const char *folder);
 bool saved_as_with_states(const char *folder);
 
 /* Compares the save_folder in a checkpoint's config.yaml with `save_folder`. 1: both are the same
- * folder; 0: they differ; -1: config.yaml names none, or a relative path, which may belong to
+ * folder; 0: they differ; -1: config.yaml names no folder, or a relative path, which may belong to
  * another project. */
 int saved_as_in(const char *folder, const char *save_folder);
