@@ -81,9 +81,7 @@ static void check_schedule_of_stages(Reader *r)
             where);
     if (s->pipeline_schedule != PIPELINE_INTERLEAVED && chunks > 1)
         die("%s: parallelism.pipeline_virtual_stages %d: only Interleaved1F1B supports more than "
-            "one; "
-            "use "
-            "--parallelism.pipeline_schedule=Interleaved1F1B",
+            "one virtual stage; use --parallelism.pipeline_schedule=Interleaved1F1B",
             reader_where(r, "parallelism.pipeline_virtual_stages"), chunks);
     if (c->model.n_layers < n * chunks)
         die("%s: parallelism.pipeline %d: the model has %d blocks, fewer than %d stages x %d "

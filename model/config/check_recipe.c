@@ -133,7 +133,7 @@ static void check_groups(Reader *r, const char *name, Format f, int size)
 /* NOTE: without dynamic range expansion (k), a group's scale is BF16, rounded up: if amax decreases
  * by less than 2^-8 in a step, the scale does not change. With stationary gradients, v is 1.2 times
  * too large for beta2 = 0.99, and 5 times for 0.999, which halves updates. A BF16 v is rounded to
- * nearest: it never decreases if 1 - beta2 is less than half of its last place, which is 2^-8 to
+ * nearest: v never decreases if 1 - beta2 is less than half of v's last place, which is 2^-8 to
  * 2^-9 of v. For a v that is rounded to 0 see "Moments of rare gradients" in model/README.md. */
 static void check_coarseness(Reader *r)
 {

@@ -118,7 +118,7 @@ static char *refused_groups(const Config *c, const UnitLayout *block)
 }
 
 /* An NF4 block has one absmax. Scales of absmax (double quantization) are decoded, so two ranks may
- * share a group of these. */
+ * share a group of these scales. */
 static char *refused_nf4(const Config *c, const UnitLayout *block)
 {
     for (const Param *p = block->param;

@@ -30,10 +30,12 @@ const ConfigKey export_options_keys[] = {
           "instead of --export: A,B,C, at least two folders as for --export. The result is the "
           "mean of their "
           "weights, computed in f64. "
-          "A,B,C:0.5,0.3,0.2 gives each a weight, divided by their sum; default: equal weights. "
-          "The tokenizer is that of A"),
+          "A,B,C:0.5,0.3,0.2 gives each folder a weight, divided by the sum of the weights; "
+          "default: equal weights. "
+          "The tokenizer of A is copied"),
     OTHER("lora.base_path", "null", base_path,
-          "folder of the base model into which adapters are merged; default: the folder that they "
+          "folder of the base model into which adapters are merged; default: the folder that the "
+          "adapters "
           "name"),
     WORD("dtype", "bf16", dtype,
          "format of the weights. fp8, int8, int4 and nf4: codes and scales for the matrices of the "
@@ -44,7 +46,7 @@ const ConfigKey export_options_keys[] = {
          { "nf4", EXPORT_NF4 }),
     WORD("layout", "null", layout,
          "naming and layout of codes and scales; default: bitsandbytes for nf4, else "
-         "compressed-tensors. fp8: DeepSeek's, "
+         "compressed-tensors. fp8: DeepSeek's layout, "
          "for dtype fp8; bitsandbytes: LLM.int8(), for dtype int8",
          { "compressed-tensors", AS_COMPRESSED_TENSORS }, { "fp8", AS_FP8 },
          { "bitsandbytes", AS_BITSANDBYTES }),
@@ -205,8 +207,9 @@ void export_options_read(ExportOptions *o, int argc, char **argv)
     for (int i = 1; i < argc; i++) {
         const char *a = argv[i];
         if (text_ends_with(a, ".yaml") || text_ends_with(a, ".yml"))
-            die("--export takes no configuration file such as %s, it uses the checkpoint's; %s", a,
-                usage);
+            die("--export takes no configuration file such as %s: an export uses the checkpoint's "
+                "configuration; %s",
+                a, usage);
         if (*a == '-' || !*a)
             read_argument(o, root, a);
         else if (o->target)

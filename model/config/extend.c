@@ -103,7 +103,7 @@ static SchedulePoint read_point(const char *where, char *checkpoint)
     Settings *s = read_schedule(checkpoint);
     if (!s || s->c.scheduler.name != WSD)
         die("%s: extend: the run of %s does not have scheduler.name wsd, so it has no stable "
-            "phase; --load_path=%s continues it",
+            "phase; --load_path=%s continues this run",
             where, checkpoint, checkpoint);
     set_point(&p, &s->c);
     if (p.end == 0)
