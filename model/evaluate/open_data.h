@@ -12,8 +12,8 @@ Loader *open_data(char **problem, const Config *c, const EvalSet *set);
 /* The folder with the vision tower: load_path or, if load_path has adapters, the folder of their
  * base model. NULL: there is no tower. */
 const char *tower_folder(const Config *c);
-/* The hash of the tower (tower.h); 0: unknown. It is computed once, because a run may delete the
- * folder from which it started. */
+/* The hash of the tower (tower.h); 0: unknown. The hash is computed once, because a run may delete
+ * the folder from which it started. */
 uint64_t tower_of(const Config *c);
 
 /* The images of a batch from sequence `first` on, as model_use_images expects them; sequences have
