@@ -31,8 +31,8 @@ const char *adapter_module_name(LoraModule module)
     return strchr(modules[module], '.') + 1;
 }
 
-/* Whether a name matches a module's path, by PEFT's rule: it is the path, or the end of the path
- * after a dot. */
+/* Whether a name matches a module's path, by PEFT's rule: the name is the path, or the end of the
+ * path after a dot. */
 static bool is_end(const char *name, const char *path)
 {
     const size_t n = strlen(name), m = strlen(path);
@@ -179,8 +179,8 @@ static bool mark(bool *seen, const char *name, const ModelConfig *m)
     return all < NUM_LORA_MODULES;
 }
 
-/* The header of the adapters' file, which contains the names of its tensors; NULL: it cannot be
- * read. */
+/* The header of the adapters' file, which contains the names of its tensors; NULL: the header
+ * cannot be read. */
 static json_t *read_header(const char *folder)
 {
     enum { LENGTH = 8, MOST = 100 << 20 };
