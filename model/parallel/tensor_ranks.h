@@ -12,9 +12,9 @@
  * the whole stream (row_parts is 1): no rows are gathered, and all ranks get the sums.
  *
  * Each tensor rank has a copy of norm weights and of the half of each adapter that is not cut.
- * Their gradients are summed over RANKS_TENSOR and then over RANKS_REPLICA. NCCL may add three or
- * more replicas in another order on each tensor rank, so the copies may differ in the last bits.
- * Checkpoints contain the copy of the first tensor rank. */
+ * The gradients of these copies are summed over RANKS_TENSOR and then over RANKS_REPLICA. NCCL may
+ * add three or more replicas in another order on each tensor rank, so the copies may differ in the
+ * last bits. Checkpoints contain the copy of the first tensor rank. */
 #pragma once
 #include "model/shape/buffers.h"
 
