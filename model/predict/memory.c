@@ -448,7 +448,7 @@ static void print_details(const Model *m, const ParamStore *store, const Config 
     printf("; total %.3f of %.1f\n", gib((double)model_planned_bytes(m, store)),
            gib(memory_of_device(c)));
     if (!m->text.forward_only)
-        printf("while a checkpoint is written, up to %.3f GiB of host memory besides\n",
+        printf("while a checkpoint is written, up to %.3f GiB more host memory\n",
                gib((double)memory_of_snapshot(store, c)));
 }
 

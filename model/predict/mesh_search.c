@@ -151,7 +151,7 @@ static void print_found(const Config *c, const Found *x)
            replicas, s->shard_ranks / context, context, tensor, stages, 1e3 * x->seconds, x->speed,
            x->device / (1 << 30));
     if (x->host > 0)
-        printf(", %.1f of its host", x->host / (1 << 30));
+        printf(", %.1f GiB of host memory", x->host / (1 << 30));
     printf("\n    ");
     print_replicas(s, replicas);
     print_setting("context", context, context_ranks(&c->strategy));

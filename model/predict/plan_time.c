@@ -103,15 +103,14 @@ static char *advice_for_waiting(const Config *c, TimeUse use, double percent)
     if (use == USE_HOST)
         return xasprintf("computation waits %.0f %% of the step, mostly for copies from and to the "
                          "host: a larger "
-                         "global_train_batch_size updates less often, and more ranks or less "
-                         "device_train_microbatch_size leave "
-                         "more on the device",
+                         "global_train_batch_size updates less often, and more ranks or a smaller "
+                         "device_train_microbatch_size leave more data on the device",
                          percent);
     if (use == USE_SEND)
         return xasprintf(
-            "stages wait for each other %.0f %% of the step: more micro-batches, by a larger "
-            "global_train_batch_size "
-            "or a smaller device_train_microbatch_size, or Interleaved1F1B, shorten that",
+            "stages wait for each other %.0f %% of the step: more micro-batches (a larger "
+            "global_train_batch_size or a smaller device_train_microbatch_size) or Interleaved1F1B "
+            "shorten the waits",
             percent);
     if (use == USE_GATHER &&
         c->strategy.shard_ranks * tensor_ranks(&c->strategy) > c->gpus_per_host)
@@ -201,8 +200,8 @@ static void print_step(const Config *c, const StepTime *t)
     printf("time of a step, predicted for H100s of 700 W%s:\n",
            c->ranks > PLAN_TIME_MEASURED_RANKS ? " (not measured beyond 2 GPUs)" : "");
     print_table(c, t);
-    printf("predicted: %.0f ms a step, %.0f tokens/s of each GPU, %.1f %% of what its peak FLOP/s "
-           "allow\n",
+    printf("predicted: %.0f ms a step, %.0f tokens/s of each GPU, %.1f %% of the speed at peak "
+           "FLOP/s\n",
            1e3 * t->seconds, speed, 100 * utilization(c, speed));
     printf("limit: %s\n", advice);
     free(advice);
