@@ -249,7 +249,7 @@ static void print_speed(const Generator *g)
     if (comm_rank() != 0)
         return;
     fprintf(stderr,
-            "prompts: %ld tokens, %.0f tokens/s; memory planned: at most %.2f GiB of a rank\n",
+            "prompts: %ld tokens, %.0f tokens/s; memory planned: at most %.2f GiB per rank\n",
             g->prefilled, (double)g->prefilled / g->prefill_seconds, bytes / (1 << 30));
     if (g->decoded == 0)
         return;

@@ -43,8 +43,8 @@ typedef struct {
     double tensors, error2;
 } Stats;
 
-/* exact: the values before rounding. NULL: they are not known; then the counts `values`, `zeros`
- * and `largest` include all codes. */
+/* exact: the values before rounding. NULL: these values are not known; then the counts `values`,
+ * `zeros` and `largest` include all codes. */
 void stats_add(Stats *st, Elements s, const double *exact);
 /* Sums st over the ranks of the group; all of its ranks must call this. */
 void stats_sum(Stats *st, Ranks g);

@@ -105,7 +105,8 @@ bool run_is_over(const Run *r)
     return r->state.step >= r->last_step;
 }
 
-/* Describes how the data of a checkpoint differ from the configured data; NULL: they do not. */
+/* Describes how the data of a checkpoint differ from the configured data; NULL: the data are the
+ * same. */
 static const char *other_data(const TrainState *then, const TrainState *now)
 {
     static char text[256];
@@ -122,9 +123,10 @@ static const char *other_data(const TrainState *then, const TrainState *now)
                "model.max_sequence_length, data.packing, data.long_documents or "
                "data.document_boundaries";
     if (then->content.tokens && then->content.tokens != now->content.tokens)
-        return "data.paths with other content than now, in files of the same names and sizes";
+        return "files of data.paths that had other content than now, with the same names and sizes";
     if (then->content.masks && then->content.masks != now->content.masks)
-        return "data.label_mask_paths with other content than now, in files of the same names and "
+        return "files of data.label_mask_paths that had other content than now, with the same "
+               "names and "
                "sizes";
     return NULL;
 }
@@ -240,7 +242,8 @@ static void print_packing(const Loader *l, int T)
     const double sequences = (double)loader_instances(l), each = (double)p.pieces / sequences;
     if (p.pieces > 0)
         printf("packing: %llu documents, %.2f in a sequence: %.2f times as fast as padding\n"
-               "  each to %d; %.2f %% of the sequences are tokens, %.2f %% of these are labels\n",
+               "  each document to %d tokens; %.2f %% of the positions are tokens, %.2f %% of the "
+               "tokens are labels\n",
                (unsigned long long)p.documents, each, each, T,
                100 * (double)p.tokens / (sequences * T), 100 * (double)p.labels / (double)p.tokens);
 }
