@@ -42,7 +42,7 @@
 #define BLOCK_FLOATS(X)                                                                                               \
   X(attn_stats)             /* (N, 2)           mean and rstd of attn_x */                                            \
   X(mlp_stats)              /* (N, 2)           mean and rstd of mlp_x */                                             \
-  X(qk_stats)               /* (N, 2)           rstd of q and k, with QK-norm; (N, H+K) if each head has one */       \
+  X(qk_stats)               /* (N, 2)           rstd of q and k, with QK-norm; (N, H+K) if heads have norms */       \
   X(lse)                    /* (B, H, T)        log-sum-exp of the scores; see attention_forward */                   \
   X(own_lse)                /* (B, H, T)        as lse, for documents that lie in this context rank's part; NULL: no documents */
 

@@ -115,10 +115,10 @@ void recipe_print(const Recipe *r)
     static const char *const scales[] = { [PER_MICROBATCH] = "micro-batch", [PER_STEP] = "step" };
     char share[64] = "";
     if (r->recompute)
-        snprintf(share, sizeof share, " (only the block's input in %s %d blocks)",
-                 r->recompute > 0 ? "one of every" : "all but one of every", abs(r->recompute));
+        snprintf(share, sizeof share, " (only the input in %s %d blocks)",
+                 r->recompute > 0 ? "one of" : "all but one of", abs(r->recompute));
     const char *const down =
-        r->down_scales == DOWN_CHANNEL ? ", down_proj's input with factors of channels" : "";
+        r->down_scales == DOWN_CHANNEL ? ", down_proj's input with factors per channel" : "";
     printf("recipe %s: stream %s, saved %s, qkv %s, attention %s, hidden %s, operands %s, "
            "gradients %s, head %s,\n"
            "  keep %s%s, forward from %s, fast accumulation %s, scales per %s%s,\n"

@@ -7,6 +7,7 @@
  * sine are also multiplied by rope_attention_factor. */
 void rope_table(float *table, const ModelConfig *c, Rotation rotation, int T);
 
-/* YaRN's factor of cosine and sine. It multiplies the attention scores by its square, which lowers
- * the temperature of the softmax [Peng et al. 2023, YaRN, sec. 3.4]. 1 for other types. */
+/* YaRN's factor of cosine and sine. So attention scores are multiplied by the square of this
+ * factor, which lowers the temperature of the softmax [Peng et al. 2023, YaRN, sec. 3.4]. 1 for
+ * other types. */
 double rope_attention_factor(const ModelConfig *c);

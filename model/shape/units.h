@@ -126,8 +126,9 @@ typedef struct UnitKind {
     /* the kind's matrices are operands of the recipe. Units of this kind alternate between two
      * buffers for weights, and their saved activations can be offloaded to the host */
     bool is_layer;
-    /* maps an image's features to the stream: its tensors in files are outside the text model's
-     * prefix, it may have its own learning rate, and it may be trained together with adapters */
+    /* maps an image's features to the stream. The tensors of such a unit are outside the text
+     * model's prefix in files; the unit may have its own learning rate, and may be trained together
+     * with adapters */
     bool is_projector;
     const ParamRow *params;
     int num_params;
