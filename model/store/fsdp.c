@@ -149,8 +149,9 @@ static void start_from_zero(ParamStore *store, int u, void *data, bool all)
 static void begin_grads(ParamStore *store, int u, GradBuffer *s)
 {
     const Tensor sum = store->shard[u].grad;
-    CHECK(s->unit < 0, "the gradients of unit %d are not reduced, those of unit %d begin", s->unit,
-          u);
+    CHECK(s->unit < 0,
+          "the gradients of unit %d are not reduced yet, but the gradients of unit %d begin",
+          s->unit, u);
     s->unit = u;
     transfer_wait(&s->reduce, "gradients", u);
     start_from_zero(store, u, s->elements.data, sum.empty);

@@ -295,7 +295,7 @@ void offload_moved(Model *m, int u)
     if (!o->pass || !saves_activations(m, u))
         return;
     const BlockPass *p = &o->pass[o->next++];
-    CHECK(p->unit == u, "a pass of unit %d instead of unit %d", u, p->unit);
+    CHECK(p->unit == u, "the pass of unit %d is planned, not the pass of unit %d", u, p->unit);
     if (p->leaves)
         leave(m, p);
     for (int k = 0; k < 2; k++)
