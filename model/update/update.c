@@ -197,7 +197,7 @@ static UpdateBucket copy_bucket(const ParamStore *store, const UpdateBucket *p, 
     for (int k = 0; p->states_on_host && k < store->optimizer->num_states; k++)
         staged.state[k] = copy_tensor(&arena, p->state[k], d);
     trace_end();
-    CHECK(arena.used <= store->update_bucket_bytes, "a part of the update takes %zu bytes of %zu",
+    CHECK(arena.used <= store->update_bucket_bytes, "a bucket of the update takes %zu bytes of %zu",
           arena.used, store->update_bucket_bytes);
     return staged;
 }
