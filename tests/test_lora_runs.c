@@ -172,7 +172,8 @@ TEST(test_refused)
                         "--try_load_latest_save",
                         folder, folder),
                   1);
-    expect_output("copy/step3: there is no such folder; give its folder: --lora.base_path=FOLDER");
+    expect_output(
+        "copy/step3: there is no such folder; give the model's folder: --lora.base_path=FOLDER");
     expect_status(train(1,
                         "--load_path=%s/orphan/latest --lora.base_path=%s/moved/latest "
                         "--max_duration=3 --save_folder=%s/orphan "

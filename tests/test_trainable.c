@@ -74,7 +74,7 @@ TEST(test_configuration)
         { "--trainable=[model.norm.weight, nothing]", NULL, "'nothing' names no tensor" },
         { "--trainable=lm_head.weight", NULL,
           "the head is the embedding here (model.weight_tying): train model.embed_tokens.weight"
-          ", or untie them with --model.weight_tying=false\n" },
+          ", or untie head and embedding with --model.weight_tying=false\n" },
         { "--trainable='*.q_proj.weight'", NULL,
           ": trainable: model.layers.0.self_attn.q_proj.weight is "
           "trained and model.layers.0.self_attn.k_proj.weight is frozen, but they are one matrix "
