@@ -45,7 +45,8 @@ enum { FIRST_TIMEOUT = 600 };
 
 static atomic_int training, asked_to_stop; /* a signal handler may run in any thread */
 
-/* Before the first step, a signal ends the process at once: the loaded state is still on disk.
+/* Before the first step, a signal ends the process at once. Nothing is lost: the loaded state is
+ * still on disk.
  * NOTE: runs as a signal handler. */
 static _Noreturn void end_before_training(int number)
 {
@@ -88,9 +89,10 @@ static void set_signals(void)
 
 /* Reads this rank's part of the next batch. Sets *labels to the number of labels of all ranks. Sets
  * *stop if any rank was asked to stop, so that all ranks stop at the same step. Returns false in
- * two cases: the run stops before this step, which `may_stop` allows; or a rank has no data. Then
- * *failed is set on all ranks, and *problem on the rank without data. Ranks that are ready poll, as
- * in checkpoint_finish, because shuffling an epoch, or a file server, may take minutes. */
+ * two cases. (1) The run stops before this step; only if `may_stop`. (2) A rank has no data:
+ * *failed is set on all ranks, and *problem on the rank without data. Ranks that are ready poll for
+ * the others, as in checkpoint_finish: a rank may need minutes to shuffle an epoch, or to read from
+ * a slow file server. */
 static bool next_batch(Run *r, double *labels, bool may_stop, bool *stop, bool *failed,
                        const char **problem)
 {
@@ -199,8 +201,8 @@ static void finish_saving(Run *r)
     watchdog_set_patient(false);
 }
 
-/* problem: error of evaluator i, whose data were valid when the run started; NULL: none. Training
- * continues without this evaluation; eval_only dies. */
+/* problem: an error of evaluator i, whose data were valid when the run started; NULL: no error. At
+ * an error, training continues without this evaluation, and eval_only dies. */
 static void leave_out(const Run *r, int i, char *problem)
 {
     if (problem && r->config->eval_only)
@@ -232,7 +234,7 @@ static bool evaluate_by(Run *r, int i, const char *label)
 }
 
 /* Runs all evaluators, or, unless `all`, only those for which an earlier process logged no results
- * at this step. Returns true as evaluate_by does. */
+ * at this step. Returns true if the run was asked to stop. */
 static bool evaluate_all(Run *r, bool all)
 {
     bool cut = false;
@@ -247,7 +249,7 @@ static bool evaluate_all(Run *r, bool all)
 }
 
 /* Evaluates the average of the weights, if the run evaluates, and writes the average. Returns true
- * as evaluate_by does. */
+ * if the run was asked to stop. */
 static bool use_average(Run *r)
 {
     const Config *c = r->config;

@@ -20,7 +20,7 @@ static void set_rows(Acts *a, const ModelConfig *c, int rows)
 
 void decode_begin(Model *m)
 {
-    CHECK(m->bytes.cache > 0 && m->text.attn.B == 1, "a model that is not planned for generating");
+    CHECK(m->bytes.cache > 0 && m->text.attn.B == 1, "the model is not planned for generating");
     for (int l = 0; l < m->text.L; l++)
         m->acts[l].cache.length = 0;
 }
@@ -40,8 +40,8 @@ static void put_images(Model *m, int count)
 static void append(Model *m, ParamStore *store, const int *tokens, int count)
 {
     const int past = m->acts[0].cache.length, rows = decode_rows(&m->text.recipe, count);
-    CHECK(rows <= m->text.P - past, "%d tokens after %d; the caches have space for %d", count, past,
-          m->text.P);
+    CHECK(rows <= m->text.P - past, "%d more tokens after %d tokens; the caches have space for %d",
+          count, past, m->text.P);
     int *padded = xmalloc(sizeof *padded * (size_t)rows);
     for (int i = 0; i < rows; i++)
         padded[i] = tokens[i < count ? i : count - 1];

@@ -153,7 +153,8 @@ static const UnitKind kinds[] = {
       .plan = plan_head_input },
 };
 
-/* Runs before main, so that code that uses a model's units does not depend on the kinds. */
+/* Registers the kinds before main, so that code that works with units does not depend on this
+ * file. */
 __attribute__((constructor)) static void add_kinds(void)
 {
     for (int i = 0; i < (int)COUNT(kinds); i++)

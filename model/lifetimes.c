@@ -27,7 +27,7 @@ typedef struct {
     int count, capacity, operations;
     int seen; /* the first touch that no observer has seen */
     Queue queue;
-    /* before this touch, the compute queue has waited for all other queues */
+    /* [queue] the compute queue has waited for all touches of this queue before this number */
     int waited[NUM_QUEUES];
 } Record;
 

@@ -7,7 +7,7 @@
 #pragma once
 #include "model/pass.h"
 
-/* Call it before the recorded plan: it places buffers so far apart that an address identifies its
+/* Call this before the recorded plan. It places buffers so far apart that an address identifies its
  * buffer. */
 void lifetimes_separate(OverlaidBuffer *s);
 

@@ -91,7 +91,8 @@ void model_free(Model *m, ParamStore *store)
     projector_free(m);
 }
 
-/* no operation of a rehearsal reads the order, and sorting would take half of a rehearsal's time */
+/* A rehearsal does not sort: no operation reads the order, and sorting would take half of the
+ * time. */
 void model_put_tokens(Model *m, const int *tokens, int count)
 {
     if (m->memory != nowhere(1))
@@ -148,7 +149,8 @@ void model_micro_batches(Model *m, ParamStore *store, const int *tokens, const i
     const int rows = pipeline_rows(row, &p);
     CHECK(count == 1 || count <= store->pipe.micro_batches || p.stages == 1,
           "%d micro-batches; the plan is for %d", count, store->pipe.micro_batches);
-    CHECK(count == 1 || !m->in_step || p.stages == 1, "more micro-batches of a step, with stages");
+    CHECK(count == 1 || !m->in_step || p.stages == 1,
+          "with stages, a step needs all micro-batches in one call");
     if (pass != PASS_FORWARD)
         offload_begin(m, store, row, rows);
     stages_enter(store);

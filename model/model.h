@@ -12,7 +12,7 @@ void model_free(Model *m, ParamStore *store);
 void model_rehearse(Model *m, ParamStore *store, const Config *c);
 /* Ends the rehearsal. Call it before the Watch ends. */
 void model_rehearsed(Model *m, ParamStore *store);
-/* Whether such an address stands for host memory. */
+/* Whether an address of a rehearsal stands for host memory. */
 bool model_on_host(const void *p);
 
 typedef struct {
@@ -35,8 +35,8 @@ void model_micro_batch(Model *m, ParamStore *store, const int *tokens, const int
                        const uint8_t *begins, float scale, float z_weight, PassKind pass);
 
 /* Sets the images of the next call of model_micro_batches, model_micro_batch or decode_append, in
- * the order of its tokens. They must stay until that call returns. Without images, a batch is text
- * only. */
+ * the order of its tokens. The images must stay in memory until that call returns. Without this
+ * function, a batch is text only. */
 void model_use_images(Model *m, ImageRows images);
 
 /* Copies `count` tokens to the device as the input of pass_forward, as one document. */

@@ -9,7 +9,7 @@ typedef enum {
     PASS_FORWARD, /* adds the losses to the sums */
     /* also accumulates gradients in the ParamStore; more micro-batches of the step follow */
     PASS_ACCUMULATE,
-    /* as PASS_BACKWARD, for the last micro-batch of a step: also sums gradients over ranks */
+    /* as PASS_ACCUMULATE, for the last micro-batch of a step: also sums gradients over ranks */
     PASS_COMPLETE
 } PassKind;
 

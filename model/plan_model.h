@@ -7,7 +7,7 @@
  * (model.h) frees this memory. */
 void model_plan(Model *m, ParamStore *store, const Config *c, ShardChoice p);
 
-/* Measures a model again that was planned with the same configuration, for another placement of its
+/* Measures a planned model again, with the same configuration and another placement of its
  * weights. */
 void model_replan(Model *m, ParamStore *store, const Config *c, ShardChoice p);
 

@@ -32,7 +32,8 @@ static int most_likely(const float *logits, int vocab)
     return best;
 }
 
-/* Returns how many of the sorted candidates are in the nucleus; *weight: their sum. */
+/* Returns how many of the sorted candidates are in the nucleus; *weight: the sum of their
+ * weights. */
 static int nucleus(const Candidate *c, int count, double share, double *weight)
 {
     int n = 0;

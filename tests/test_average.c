@@ -100,9 +100,9 @@ TEST(test_refusals)
         const char *damage, *message;
     } table[] = {
         { "sed -i 's/\"rope_theta\": [0-9.]*/\"rope_theta\": 777.0/' config.json",
-          "step2/config.json: its rope_theta is 777.0, but" },
+          "step2/config.json: rope_theta is 777.0, but" },
         { "sed -i 's/\"rms_norm_eps\": [0-9.e-]*/\"rms_norm_eps\": 0.5/' config.json",
-          "step2/config.json: its rms_norm_eps is 0.5" },
+          "step2/config.json: rms_norm_eps is 0.5" },
         { "printf 5 | dd of=model.safetensors conv=notrunc bs=1 seek=9000 2>/dev/null",
           "step2/model.safetensors: tensor " },
         { "sed -i 's/\"num_hidden_layers\": 2/\"num_hidden_layers\": 1/' config.json",

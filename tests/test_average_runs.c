@@ -197,13 +197,13 @@ TEST(test_off_and_on)
     expect_status(run(1, "gap", "--stop_at=3 --try_load_latest_save"), 0);
     shell("! grep -q average %s/gap/step3/trainer.json", folder);
     expect_status(run(1, "gap", AVERAGE "--stop_at=6 --try_load_latest_save"), 0);
-    expect_output("step 6: no average is written: it has only 2 of 3 snapshots");
+    expect_output("step 6: no average is written: the average has only 2 of 3 snapshots");
     assert_false(exists("gap/step6-average"));
     /* from one group to the next, where 3 snapshots in all would be counted */
     expect_status(run(1, "long-gap", AVERAGE "--stop_at=4"), 0);
     expect_status(run(1, "long-gap", "--stop_at=11 --try_load_latest_save"), 0);
     expect_status(run(1, "long-gap", AVERAGE "--try_load_latest_save"), 0);
-    expect_output("step 12: no average is written: it has only 1 of 3 snapshots");
+    expect_output("step 12: no average is written: the average has only 1 of 3 snapshots");
     assert_false(exists("long-gap/step12-average"));
 }
 

@@ -195,7 +195,7 @@ TEST(test_not_loaded)
     DIES("/step20 exists, too", load(&r, step_folder(&r, 10)));
     shell(text("cd %s && rm -r step20 step30 step40 step10/trainer.json step10/optimizer*",
                r.config.save_folder));
-    DIES("There is no other checkpoint next to it", load(&r, step_folder(&r, 10)));
+    DIES("The folder has no other checkpoint", load(&r, step_folder(&r, 10)));
     close_run(&r);
     release();
 }

@@ -167,10 +167,12 @@ TEST(test_untrained)
     ExportOptions o =
         export_options_of(step_folder(&r, 1), NULL, lasting(text("%s/untrained", root)), "fp8");
     o.scales = SCALES_TRAINED;
-    DIES("exports the FP8 operands of a run, but its run multiplied in bf16",
+    DIES("needs a checkpoint of a run with E4M3 operands, but the run of this checkpoint "
+         "multiplied in bf16",
          export_to(&o, CHECKPOINT_FILE_BYTES));
     shell(text("cd %s && rm trainer.json optimizer-*", o.source));
-    DIES("exports the FP8 operands of a run, but it is no checkpoint of a run",
+    DIES("needs a checkpoint of a run with E4M3 operands, but this folder is not a checkpoint of a "
+         "run",
          export_to(&o, CHECKPOINT_FILE_BYTES));
     const float big = 65520;
     put_in_q(&r, 5, &big, 1);

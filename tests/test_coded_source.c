@@ -279,20 +279,20 @@ TEST(test_refusals)
         const char *message;
     } wrong[] = {
         { { codes, { "N.weight_scale", "F32", 2, { O, 3 }, scales } },
-          "tensor N.weight_scale is 256 x 3 of F32; expected one, one "
+          "tensor N.weight_scale is 256 x 3 of F32; expected one scale, one "
           "for each row or one for each 128 x 128 elements for a matrix of 256 x 352" },
         /* blocks of 64 */
         { { codes, { "N.weight_scale", "F32", 2, { 4, 6 }, scales } },
-          "expected one, one for each row" },
+          "expected one scale, one for each row" },
         { { codes, { "N.weight_scale", "F64", 1, { 1 }, scales } }, "expected F32, BF16 or F16" },
         { { { "N.weight", "F8_E4M3", 2, { I, O }, bytes_given() },
             { "N.weight_scale", "F32", 1, { 1 }, scales } },
           "tensor N.weight is 352 x 256 of F8_E4M3; expected 256 x 352 of F8_E4M3" },
-        { { bytes, { "N.SCB", "F32", 1, { 1 }, scales } }, "expected one for each row" },
+        { { bytes, { "N.SCB", "F32", 1, { 1 }, scales } }, "expected one scale for each row" },
         { { packed, { "N.weight_scale", "F32", 2, { O, 11 }, scales } },
           "there is no tensor N.weight_shape, which N.weight" },
         { { packed, { "N.weight_scale", "F32", 2, { O, 12 }, scales }, shape },
-          "expected as many in each row as divide it" },
+          "expected a number of scales per row that divides the row" },
         { { packed,
             { "N.weight_scale", "F32", 2, { O, 11 }, scales },
             { "N.weight_shape", "I64", 1, { 2 }, other } },
@@ -366,7 +366,7 @@ TEST(test_codings)
           "N.weight_scale is 256 x 11 of F32, for N.weight of 256 x 352 in 4 bits. By the "
           "quantization_config of its folder this matrix "
           "has 4 bits and a scale for each 1 x 256 weights, or 8 bits and a scale for each 1 x 352 "
-          "weights, and these must divide" },
+          "weights, and the size of a group must divide" },
         { { packed, shape, { "N.weight_scale", "F32", 2, { O, 11 }, scales } },
           { rows },
           "each 1 x 352 weights, and" },
@@ -374,7 +374,7 @@ TEST(test_codings)
         /* 352 = 256 + 96: as many scales as halves would have */
         { { packed, shape, { "N.weight_scale", "F32", 2, { O, 2 }, scales } },
           { by_256 },
-          "each 1 x 256 weights, and these must" },
+          "each 1 x 256 weights, and the size of a group must" },
         { { words, shape, { "N.weight_scale", "F32", 2, { O, 1 }, scales } }, { channel }, NULL },
         { { words, shape, { "N.weight_scale", "F32", 2, { O, 1 }, scales } },
           { rows },

@@ -122,7 +122,8 @@ TEST(test_refused)
     char said[4096];
     write_file(SEEING, DATA, "");
     assert_false(try_printed(said, sizeof said, 2, 2, "--parallelism.tensor=2", NULL));
-    try_contains(said, "parallelism.tensor 2: a model with images cannot be cut yet");
+    try_contains(said,
+                 "parallelism.tensor 2: a model with images cannot be divided among tensor ranks");
     assert_false(try_printed(said, sizeof said, 2, 1, "--data.paths=null",
                              "--data.mix=[{name: a, paths: [a.npy], ratio: 1}]"));
     try_contains(said, "with data.mix each source has its own");

@@ -331,7 +331,7 @@ TEST(test_run)
     snprintf(expected, sizeof expected, "warning: rank %d on ", W - 1);
     assert_int_equal(count("warning"), last);
     assert_int_equal(count(expected), last);
-    assert_int_equal(count("because it is hot (now 90 degrees Celsius"), last);
+    assert_int_equal(count("because the GPU is hot (now 90 degrees Celsius"), last);
     if (!line)
         return;
     expect(line, "system/gpu_power_watts", 100 * S / W);
@@ -364,7 +364,7 @@ TEST(test_errors)
     fake.uncorrected = 1;
     fake.pending = 1;
     json_decref(run(1, add_error));
-    assert_int_equal(count("rows of its memory"), 1);
+    assert_int_equal(count("has faulty rows of memory"), 1);
     assert_int_equal(count("could not be corrected, 1 since"), 1);
     assert_int_equal(count("could not be corrected, 2 since"), 1);
     assert_int_equal(count("warning"), 3);

@@ -122,7 +122,7 @@ TEST(test_divergence)
                                TINY, DIVERGES, lost - 1, folder),
                          0);
     snprintf(names, sizeof names, "step%d-aborted ", lost - 1);
-    expect_output("after its update the loss or gradient is not finite");
+    expect_output("after the update of this step the loss or the gradient norm is not finite");
     expect_checkpoints("last", names, NULL);
     /* a run that keeps no checkpoints keeps none */
     assert_int_not_equal(

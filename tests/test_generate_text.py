@@ -145,7 +145,7 @@ class Generate(unittest.TestCase):
         self.tokenizer.save(os.path.join(self.folder, "tokenizer.json"))
         for texts, expected in ((["hello", ""], "error: text 2: a prompt without tokens; there is nothing to continue"),
                                 (["hello " * 64], "error: text 1: a prompt of 64 tokens; expected at most 63: the prompt and one more token must fit"),
-                                (["hello " * 60], "warning: texts: a prompt and max_new_tokens 9 are more than")):
+                                (["hello " * 60], "warning: texts: a prompt with max_new_tokens 9 is longer than")):
             error = self.generate("--raw", "--max-new-tokens=9", *texts, train=TRAIN).stderr
             self.assertIn(expected, error)
             self.assertNotIn(".jsonl", error)

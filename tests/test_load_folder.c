@@ -84,7 +84,7 @@ TEST(test_nothing_given)
         { "--seed=1", NULL, "needs --load_path=FOLDER and --data.paths='[shards/*.npy]'" },
         { "--seed=1", "--data.paths=a.npy", "it needs --load_path=FOLDER\n" },
         { "--seed=1", NULL,
-          "'--seed=1' is no configuration file, which is the first argument: ./train "
+          "'--seed=1' is not a configuration file. The first argument must be one: ./train "
           "configs/tiny.yaml" },
         { from, NULL, "command line: no training data: give data.paths" },
         { from, "--data.paths=a.npy",

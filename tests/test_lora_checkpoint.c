@@ -311,15 +311,16 @@ TEST(test_refused)
     DIES("has shape (3, 64), the configured model needs (4, 64)", load(&more, folder));
     DIES("holds adapters, but the configuration has no lora.rank", load(&none, folder));
     r.config.model.lora.base_path = "/tmp/nowhere/at-all";
-    DIES(text("%s: the base model of its adapters is missing: /tmp/nowhere/at-all; give its "
-              "folder: --lora.base_path=FOLDER",
+    DIES(text("%s: the base model of these adapters is missing: /tmp/nowhere/at-all; give the "
+              "base model's folder: --lora.base_path=FOLDER",
               folder),
          load(&r, folder));
     const char *moved = convert_base(base, "F32");
     r.config.model.lora.base_path = (char *)moved;
-    DIES(text("its adapters were trained with the base %s, and are now used with %s", base, moved),
-         load(&r, folder);
-         die("loaded"));
+    DIES(
+        text("these adapters were trained with the base %s, and are now used with %s", base, moved),
+        load(&r, folder);
+        die("loaded"));
     r.config.model.lora.base_path = (char *)base;
     damage(text("%s/model.safetensors", base), "model.layers.0.mlp.up_proj.weight");
     DIES(text("%s/model.safetensors: tensor model.layers.0.mlp.up_proj.weight has the checksum",

@@ -263,7 +263,7 @@ TEST(test_codes)
                                         lasting(text("%s/none", root)), "fp8");
     o.scales = SCALES_TRAINED;
     if (on_cpu())
-        DIES("exports the FP8 operands of a run, but merged adapters",
+        DIES("needs a checkpoint of a run with E4M3 operands, but this folder has adapters",
              export_to(&o, CHECKPOINT_FILE_BYTES));
     close_run(&r);
     release();
@@ -292,11 +292,11 @@ TEST(test_refused)
     shell(text("rm %s/trainer.json %s/optimizer*", base, base));
 
     shell(text("sed -i 's,%s,/tmp/nowhere/at-all,' %s", base, description));
-    DIES("base_model_name_or_path of its adapter_config.json is no folder with a config.json: "
+    DIES("base_model_name_or_path of adapter_config.json is no folder with a config.json: "
          "/tmp/nowhere/at-all",
          export_folder(folder, NULL, out, "BF16", CHECKPOINT_FILE_BYTES));
-    DIES(text("but --lora.base_path is no folder with a config.json: %s; give its folder: "
-              "--lora.base_path=FOLDER",
+    DIES(text("but --lora.base_path is no folder with a config.json: %s; give the base "
+              "model's folder: --lora.base_path=FOLDER",
               folder),
          export_folder(folder, folder, out, "BF16", CHECKPOINT_FILE_BYTES));
     DIES("is a whole model without adapters, so it has no base",

@@ -172,7 +172,8 @@ TEST(test_refused)
                         "--try_load_latest_save",
                         folder, folder),
                   1);
-    expect_output("copy/step3: there is no such folder; give its folder: --lora.base_path=FOLDER");
+    expect_output(
+        "copy/step3: there is no such folder; give the model's folder: --lora.base_path=FOLDER");
     expect_status(train(1,
                         "--load_path=%s/orphan/latest --lora.base_path=%s/moved/latest "
                         "--max_duration=3 --save_folder=%s/orphan "
@@ -197,7 +198,7 @@ static int on_one(const char *arguments)
 TEST(test_other_base)
 {
     static const char says[] =
-        "its adapters were trained with a base whose weights differ from those in ";
+        "these adapters were trained with a base whose weights differ from the weights in ";
     char arguments[1024];
     shell("cd %s && cp -r base/step3 place", folder);
     expect_status(

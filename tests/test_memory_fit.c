@@ -340,7 +340,7 @@ TEST(test_unknown_memory)
         skip();
     expect_status(dry_run(1, "--recipe=bf16 --ranks=64"), 1);
     expect_output(
-        "ranks is 64 but 1 started here, so give the memory of a GPU in GiB: --device_memory=80");
+        "To plan for 64 ranks (1 started), give the memory of a GPU in GiB: --device_memory=80");
     assert_null(strstr(output, "fits"));
     expect_status(train(1, "--dry_run"), 0);
     assert_ptr_equal(strstr(last_line(), "fits: "), last_line());

@@ -414,7 +414,7 @@ TEST(test_refused_plain)
         { "scale 1 is -1; expected a finite number", ".absmax", absmax, sizeof absmax },
         { "is 1028 bytes of F32; expected 1032 of F32", ".absmax", absmax,
           sizeof absmax - sizeof *absmax },
-        { "there is a nested_offset, so its scales were quantized",
+        { "there is a nested_offset, so the scales were quantized",
           ".quant_state.bitsandbytes__nf4", nested, sizeof nested - 1 },
         { "there is no tensor model.layers.0.mlp.up_proj.weight.absmax", ".absmax", NULL, 0 },
     };
@@ -453,7 +453,7 @@ TEST(test_refused)
     check_state("quant_type is fp4; expected nf4", "{\"quant_type\": \"fp4\"}");
     check_state("blocksize is 128; expected 64", "{\"quant_type\": \"nf4\", \"blocksize\": 128}");
     check_state(
-        "there is no nested_offset, so its scales were not quantized; config.json must say so",
+        "there is no nested_offset, so the scales were not quantized; config.json must say so",
         "{\"quant_type\": \"nf4\", \"blocksize\": 64, \"shape\": [48, 344]}");
     check_state("nested_blocksize is 512; expected 256",
                 "{\"quant_type\": \"nf4\", \"blocksize\": 64, \"nested_blocksize\": 512, "

@@ -32,17 +32,17 @@ TEST(test_choice)
     assert_true(try_printed(message, sizeof message, 2, 1,
                             "--optimizer={name: lion, betas: [0.9, 0.99], eps: 1e-8}",
                             "--format={moment1: bf16, moment2: e4m3}"));
-    try_contains(message, "optimizer.eps (optimizer lion does not have it), format.moment1 "
-                          "(optimizer lion does not have it), "
-                          "format.moment2 (optimizer lion does not have it)");
+    try_contains(message, "optimizer.eps (optimizer lion does not read this key), format.moment1 "
+                          "(optimizer lion does not read this key), "
+                          "format.moment2 (optimizer lion does not read this key)");
     assert_false(warned(message, "optimizer.betas") || warned(message, "decay"));
     try_accepted("--optimizer={name: adamw, eps: 1e-8}", "--format.moment1=bf16", "");
     assert_false(try_printed(message, sizeof message, 2, 1, "--format.moment1=dynamic8/256", NULL));
     try_contains(message, "only the moments of --optimizer.name=adamw8bit have this format");
     assert_true(try_printed(message, sizeof message, 2, 1, "--optimizer.momentum=0.9",
                             "--optimizer.ns_steps=6"));
-    try_contains(message, "optimizer.momentum (optimizer adamw does not have it)");
-    try_contains(message, "optimizer.ns_steps (optimizer adamw does not have it)");
+    try_contains(message, "optimizer.momentum (optimizer adamw does not read this key)");
+    try_contains(message, "optimizer.ns_steps (optimizer adamw does not read this key)");
     assert_true(try_printed(message, sizeof message, 2, 1,
                             "--optimizer={name: muon, momentum: 0.9, per_head: true}", NULL));
     assert_false(try_printed(message, sizeof message, 2, 1, "--optimizer.name=muon",
@@ -402,7 +402,7 @@ TEST(test_add)
     o.state[0].own = (Format){ E4M3, 96, false };
     DIES("momentum is e4m3/96; groups must divide 256", optimizer_add(&o));
     o.num_states = MAX_STATES + 1;
-    DIES("5 states, of up to 4", optimizer_add(&o));
+    DIES("5 states, of at most 4", optimizer_add(&o));
 }
 
 static int start(void **state)

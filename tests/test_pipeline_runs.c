@@ -97,8 +97,8 @@ TEST(test_pipeline)
     expect_status(train(2, "%s --parallelism.pipeline=2 --stop_at=3 --save_folder=%s/stages",
                         settings, folder),
                   0);
-    expect_output("pipeline: 2 stages, 1F1B, 8 micro-batches a step; if all take as long, stages "
-                  "wait for each other 11.1 %");
+    expect_output("pipeline: 2 stages, 1F1B, 8 micro-batches a step; if all micro-batches take the "
+                  "same time, stages wait for each other 11.1 %");
     if (most_ranks() < 4)
         expect_status(
             train(2,
@@ -121,7 +121,7 @@ TEST(test_pipeline)
                         settings, chunks),
                   0);
     expect_output("stage 0: the embedding to block 0, block 2; activations of 6 micro-batches, "
-                  "each in one row; ");
+                  "each in one virtual stage; ");
     expect_output("stage 1: block 1, block 3 to the head; ");
     expect_output("memory plan of a rank of stage 0, GiB");
 }

@@ -306,11 +306,11 @@ TEST(test_limits)
         "sums of gradients");
     expect_limit("--ranks=8 --device_memory=80 --parallelism.tensor=8 --global_train_batch_size=8 "
                  "--device_train_microbatch_size=8",
-                 "mostly for what tensor ranks exchange: a smaller parallelism.tensor");
+                 "mostly for exchanges of tensor ranks: a smaller parallelism.tensor");
     expect_limit("--ranks=8 --gpus_per_host=4 --internode_gb_per_s=45 --device_memory=80 "
                  "--parallelism.context=8 --global_train_batch_size=8 "
                  "--device_train_microbatch_size=8",
-                 "context ranks of several hosts");
+                 "context ranks between hosts");
     expect_limit(
         "--ranks=8 --device_memory=80 --parallelism.pipeline=8 --global_train_batch_size=4 "
         "--device_train_microbatch_size=1",

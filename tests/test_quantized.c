@@ -31,35 +31,35 @@ static const struct {
     const char *settings, *words;
 } by_config[] = {
     { "{\"quant_method\": \"gptq\", \"bits\": 8, \"group_size\": 128, \"sym\": true}",
-      "with GPTQ, 8 bits, by its bits, which" },
+      "with GPTQ, 8 bits (key bits), which" },
     { "{\"quant_method\": \"gptq\", \"bits\": 4, \"sym\": false}",
-      "with GPTQ, 4 bits, by its sym, which" },
+      "with GPTQ, 4 bits (key sym), which" },
     { "{\"quant_method\": \"gptq\", \"bits\": 4, \"sym\": true, \"checkpoint_format\": "
       "\"gptq_v2\"}",
-      "with GPTQ, 4 bits, by its checkpoint_format, which" },
+      "with GPTQ, 4 bits (key checkpoint_format), which" },
     { "{\"quant_method\": \"awq\", \"bits\": 4, \"version\": \"gemm\"}",
       "with AWQ, 4 bits, which" },
     { "{\"quant_method\": \"fp8\", \"fmt\": \"e4m3\", \"weight_block_size\": [64, 64]}",
-      "with FP8 with a scale per block or tensor, by its weight_block_size" },
+      "with FP8 with a scale per block or tensor (key weight_block_size)" },
     { COMPRESSED("marlin-24") GROUPS("\"num_bits\": 4, \"type\": \"int\""),
-      "with compressed-tensors, marlin-24, by its format, which" },
+      "with compressed-tensors, marlin-24 (key format), which" },
     { COMPRESSED("nvfp4-pack-quantized") GROUPS(""),
-      "with compressed-tensors, nvfp4-pack-quantized, by its format, which" },
+      "with compressed-tensors, nvfp4-pack-quantized (key format), which" },
     { COMPRESSED("pack-quantized") GROUPS("\"num_bits\": 2, \"type\": \"int\""),
-      "by its config_groups.*.weights.num_bits, which" },
+      "(key config_groups.*.weights.num_bits), which" },
     { COMPRESSED("pack-quantized")
           GROUPS("\"num_bits\": 4, \"type\": \"int\", \"symmetric\": false"),
-      "by its config_groups.*.weights.symmetric, which" },
+      "(key config_groups.*.weights.symmetric), which" },
     { COMPRESSED("mixed-precision") "\"config_groups\": {\"group_0\": {\"format\": "
                                     "\"nvfp4-pack-quantized\"}}}",
-      "with compressed-tensors, mixed-precision, by its config_groups.*.format, which" },
+      "with compressed-tensors, mixed-precision (key config_groups.*.format), which" },
     { COMPRESSED("float-quantized")
           GROUPS("\"num_bits\": 8, \"type\": \"float\", \"block_structure\": [128, 64]"),
-      "by its config_groups.*.weights.block_structure, which" },
+      "(key config_groups.*.weights.block_structure), which" },
     { COMPRESSED("int-quantized") "\"sparsity_config\": {\"format\": "
                                   "\"sparse-24-bitmask\"}, " GROUPS(
                                       "\"num_bits\": 8, \"type\": \"int\""),
-      "by its sparsity_config.format, which" },
+      "(key sparsity_config.format), which" },
     { "{\"quant_method\": \"modelopt\", \"quant_algo\": \"NVFP4\"}",
       "with NVIDIA Model Optimizer, NVFP4, which" },
     { "{\"quant_method\": \"mxfp4\"}", "with MXFP4" },
@@ -95,7 +95,7 @@ static const struct {
     const char *file, *text, *words;
 } by_file[] = {
     { "quantize_config.json", "{\"bits\": 8, \"group_size\": 128, \"desc_act\": false}",
-      "with GPTQ, 8 bits, by its bits, which" },
+      "with GPTQ, 8 bits (key bits), which" },
     { "quant_config.json", "{\"w_bit\": 4, \"q_group_size\": 128}", "with AWQ, 4 bits, which" },
     { "hf_quant_config.json",
       "{\"producer\": {\"name\": \"modelopt\"}, \"quantization\": {\"quant_algo\": \"FP8\"}}",
@@ -327,8 +327,8 @@ TEST(test_misfits)
         { "int4", NOT_GIVEN, "s/\"group_size\": 64/\"group_size\": 96/", NULL,
           ".weight_scale is 256 x 2 of BF16, for model.layers.0.self_attn.q_proj.weight of 256 x "
           "128 in 4 bits. By the quantization_config "
-          "of its folder this matrix has 4 bits and a scale for each 1 x 96 weights, and these "
-          "must divide a row" },
+          "of its folder this matrix has 4 bits and a scale for each 1 x 96 weights, and the "
+          "size of a group must divide the length of a row" },
         { "int4", NOT_GIVEN, "s/\"group_size\": 64/\"group_size\": 32/", NULL,
           "a scale for each 1 x 32 weights" },
         { "int4", NOT_GIVEN, "s/\"num_bits\": 4/\"num_bits\": 8/", NULL,

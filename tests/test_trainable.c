@@ -27,10 +27,12 @@ TEST(test_other_choice)
     open_with(&some, "*.mlp.*", "f32");
     save(&all, 10);
     save(&some, 10);
-    DIES("it has model.embed_tokens.weight.exp_avg: this run freezes the weight, but the "
-         "checkpoint's run trained it. Use the `trainable` of its config.yaml",
+    DIES("the checkpoint has model.embed_tokens.weight.exp_avg: this run freezes the weight, but "
+         "the "
+         "checkpoint's run trained it. Use the `trainable` of the checkpoint's config.yaml",
          load(&some, step_folder(&all, 10)));
-    DIES("it has no model.embed_tokens.weight.exp_avg: this run trains the weight, but the "
+    DIES("the checkpoint has no model.embed_tokens.weight.exp_avg: this run trains the weight, but "
+         "the "
          "checkpoint's run did not. Use the `trainable`",
          load(&all, step_folder(&some, 10)));
     load(&some, step_folder(&some, 10));
@@ -72,7 +74,7 @@ TEST(test_configuration)
         { "--trainable=[model.norm.weight, nothing]", NULL, "'nothing' names no tensor" },
         { "--trainable=lm_head.weight", NULL,
           "the head is the embedding here (model.weight_tying): train model.embed_tokens.weight"
-          ", or untie them with --model.weight_tying=false\n" },
+          ", or untie head and embedding with --model.weight_tying=false\n" },
         { "--trainable='*.q_proj.weight'", NULL,
           ": trainable: model.layers.0.self_attn.q_proj.weight is "
           "trained and model.layers.0.self_attn.k_proj.weight is frozen, but they are one matrix "

@@ -131,14 +131,14 @@ TEST(test_other_content)
 {
     make_first();
     flip("train.npy", -1);
-    refuse(1, "", "was trained on data.paths with other content");
+    refuse(1, "", "was trained on files of data.paths that had other content than now");
     expect_status(go_on(1, "copy", "--restore_dataloader=false"), 0);
     flip("train.npy", -1);
     refuse(1, "--data.packing=best_fit",
-           "or with another model.max_sequence_length, data.packing, ");
+           "or with another value of model.max_sequence_length, data.packing, ");
     expect_output("resume: data.packing best_fit, was concat\n");
     flip("train.mask", 1);
-    refuse(1, "", "was trained on data.label_mask_paths with other content");
+    refuse(1, "", "was trained on files of data.label_mask_paths that had other content than now");
     flip("train.mask", 1);
 }
 

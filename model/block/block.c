@@ -4,9 +4,9 @@
  *     r1 = r0 + Wout Attention(Norm(r0))            r0 = a->attn_res, r1 = a->mlp_res
  *     r2 = r1 + Wdown SwiGLU(Norm(r1))              r2 = next->attn_res
  *
- * branch.h places the norms and the exchanges between ranks. If the output of an operation is the
- * memory of its input, the operation does nothing (quantize) or works in place. So a recipe that
- * stores two of these tensors in one format pays for one tensor. */
+ * branch.h places the norms and the exchanges between ranks. If output and input of an operation
+ * share memory, the operation does nothing (quantize) or works in place. So a recipe that stores
+ * input and output in the same format needs memory for one tensor only. */
 #include "model/block/block.h"
 
 #include "model/block/attend.h"
@@ -37,7 +37,7 @@ static void forward_attention(const Block *b, bool has_output)
 }
 
 /* Computes the operand of the MLP's last layer from the MLP's input; returns the branch. If one
- * kernel computes both operations, gate_up_raw may stay unwritten. */
+ * kernel computes the first layer and SwiGLU, gate_up_raw may stay unwritten. */
 static Branch forward_to_act(const Block *b)
 {
     const Acts *a = b->a;
@@ -78,8 +78,9 @@ void block_forward(const Stream *stream, const UnitTensors *w, const Acts *a, co
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* Computes the gradient of gate and up from the gradient of the MLP's output. The gradient dact of
- * their product may stay unwritten. Recomputes the parts of act that the recipe does not keep. */
+/* Computes the gradient of gate and up from dy, the gradient of the MLP's output. dact, the
+ * gradient of SwiGLU's output, may stay unwritten. Recomputes the parts of act that the recipe does
+ * not keep. */
 static void swiglu_to_gate_up(const Block *b, const LinearLayer *down, Tensor dy)
 {
     const Acts *a = b->a;
@@ -115,7 +116,7 @@ static void backward_mlp_tiles(const Block *b)
 
 /* Recomputes what attention and the output projection read in backward: the q, k and v that
  * attention read, the output of attention, and the projection's operand. transposed: a gradient
- * reads the transpose of this operand. */
+ * reads the transpose of the projection's operand. */
 static void recompute_attention(const Block *b, bool transposed)
 {
     const Acts *a = b->a;

@@ -7,8 +7,8 @@
  * keeps. */
 void block_forward(const Stream *stream, const UnitTensors *w, const Acts *a, const Acts *next);
 
-/* On entry stream->work.dres is dLoss/d(next->attn_res), on return, if step.needs_dx,
- * dLoss/d(a->attn_res); without it only the gradients of this block's weights are computed. They
- * are added to dw. Runs forward again as far as a->keep says. */
+/* On entry stream->work.dres is dLoss/d(next->attn_res). Adds the gradients of this block's weights
+ * to dw. If step.needs_dx, also sets stream->work.dres to dLoss/d(a->attn_res). Recomputes the
+ * parts of forward that a->keep does not keep. */
 void block_backward(const Stream *stream, const UnitTensors *w, UnitTensors *dw, const Acts *a,
                     const Acts *next, BackwardStep step);

@@ -91,8 +91,8 @@ void branch_leave_again(const Block *b, const Branch *s, Tensor y)
         linear_recompute_xa(&s->last, y);
 }
 
-/* With dres_amax, only this operation writes dres. So dres_amax is still max|dres| when the next
- * branch reads it. */
+/* If dres_amax is computed, no other operation writes dres. So dres_amax is still max|dres| when
+ * the next branch reads it. */
 void branch_norm_backward(const Stream *stream, const BackwardScratch *work, Tensor dnorm, Tensor x,
                           const float *stats, Tensor norm, bool accumulate)
 {
@@ -135,7 +135,7 @@ void branch_last_dw(const Block *b, LinearGrad last)
         linear_dw(last);
 }
 
-/* dy is the gradient of the first layer's output. Both functions propagate it back through this
+/* dy is the gradient of the first layer's output. Both functions propagate dy back through this
  * layer and the norm, and add the result to dres. stream_backward_begin starts this work, and
  * stream_backward_end completes it. */
 static void stream_backward_begin(const Block *b, const Branch *s, Tensor dy)

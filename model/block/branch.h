@@ -42,13 +42,14 @@ void branch_leave_again(const Block *b, const Branch *s, Tensor y);
  *   foresee         call when dLoss/d(out) is complete. Starts its gather over tensor ranks.
  *                   Until leave_backward nothing may change work->dy or work->dres
  *   leave_backward  returns dLoss/d(output of the last layer), in work->dy
- *   last_dw         call after linear_dx of the last layer: computes its weight gradients, or
- *                   leaves these to enter_backward, if an exchange there can overlap them
+ *   last_dw         call after linear_dx of the last layer: computes the last layer's weight
+ *                   gradients, or leaves them to enter_backward if an exchange there can overlap
+ *                   them
  *   enter_backward  computes the weight gradients of the first layer. If wants_dx, work->dres
  *                   becomes dLoss/d(res). Recomputes the first layer's input from the saved norm
  *                   input, as far as the recipe did not save it. dy: the gradient of the first
  *                   layer's output; last: as in last_dw; next: the branch whose backward comes
- *                   next; NULL: it is in another unit */
+ *                   next; NULL: that branch is in another unit */
 void branch_foresee(const Block *b, const Branch *s);
 Tensor branch_leave_backward(const Block *b, const Branch *s);
 void branch_last_dw(const Block *b, LinearGrad last);

@@ -36,7 +36,8 @@ static LinearParams params_of(const Stream *stream, const UnitTensors *w, Linear
     return p;
 }
 
-/* With tensor ranks, the xa of both layers of a branch exist at the same time. */
+/* With tensor ranks, the dxa of both layers of a branch exist at the same time, in separate
+ * memory. */
 static Tensor dxa_of(const Block *b, Linear l)
 {
     const Tensor all = b->work->dxa, xa = acts_xa(b->a, l);

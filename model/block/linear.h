@@ -23,7 +23,7 @@ typedef struct {
     LinearParams w, dw;
     Tensor xa, dxa; /* xa = scale * x a^T, and its gradient; without an adapter they have no data */
     float scale;
-    /* buffer for the matrix, multiplied by the inverse factors of its operand's columns */
+    /* buffer for the matrix, whose columns are divided by the factors of the input's columns */
     Tensor folded;
 } LinearLayer;
 

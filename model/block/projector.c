@@ -122,7 +122,7 @@ void projector_forward(Model *m, const UnitTensors *w, int u)
         first_layer(m, w);
         matmul(y, of_rows(m, m->image.act), w->image_out, w->image_out_bias);
     }
-    quantize(stream, m->unit_acts[u].attn_res); /* a copy, because both have one format */
+    quantize(stream, m->unit_acts[u].attn_res); /* this copies: both tensors have the same format */
     place_rows(stream, m->image.at, y);
 }
 

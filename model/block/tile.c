@@ -9,9 +9,9 @@ ActRows tile_rows_of(int act)
     return rows_of[act];
 }
 
-/* The part of t that belongs to a tile. If t shares memory with `all`, it has the rows of all
- * tokens, and the result is `part`, the tile's rows. Otherwise the result is the first rows of t.
- * The scale of a tile's operand depends only on the tile's tokens, so backward finds the same
+/* The part of t that belongs to a tile. If t shares memory with `all`, the rows of all tokens, the
+ * result is `part`, the tile's rows of `all`. Otherwise tiles share t, and the result is its first
+ * rows. The scale of a tile's operand depends only on the tile's tokens, so backward finds the same
  * scale. */
 static Tensor in_tile(Tensor t, Tensor all, Tensor part)
 {

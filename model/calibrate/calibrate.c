@@ -47,7 +47,8 @@ typedef struct {
     Model m;
     ParamStore store;
     int batches, held; /* number of micro-batches for calibration, and of held-out micro-batches */
-    /* batches + held micro-batches with codes, then the held-out ones without codes */
+    /* first batches + held micro-batches computed with codes, then the held-out micro-batches
+     * again, computed without codes */
     Rows stream;
     Tensor next; /* (N, C): output of the block */
     CalibratedLinear linear[NUM_LINEARS];
@@ -78,7 +79,7 @@ static void describe_block(Calibration *c, int block)
     m->no_rope_interval = layer_rotation(&c->model, block) == NO_ROTATION;
 }
 
-/* The units of the model of one block. */
+/* The units of block and head in the model of one block. */
 static int block_unit(const Calibration *c)
 {
     return unit_of_layer(&c->config.model, 0);
@@ -96,7 +97,7 @@ static const Param *matrix_of(const Calibration *c, Linear l)
     for (int i = 0; i < u->num_params; i++)
         if (u->param[i].is_operand && u->param[i].linear == l)
             return &u->param[i];
-    CHECK(false, "a block without layer %d", (int)l);
+    CHECK(false, "the block has no layer %d", (int)l);
     return NULL;
 }
 
@@ -138,8 +139,8 @@ static void close_block(Calibration *c)
 
 /* ---- weights --------------------------------------------------------------------------------- */
 
-/* Copies a tensor of the model to unit `to` of the model of one block and, if it belongs to a
- * matrix, to its Layer. */
+/* Copies a tensor of the model to unit `to` of the model of one block and, if codes are chosen for
+ * it, also to its CalibratedLinear. */
 static void put_weight(Calibration *c, int to, Weight *w)
 {
     const HfTensor *t = &w->tensor;
@@ -239,8 +240,8 @@ static void embed(Calibration *c)
     fsdp_release(&c->store, 0);
 }
 
-/* The mean loss of the held-out micro-batches whose stream begins at micro-batch `first` of
- * c->stream, after the last block. */
+/* The mean loss of the held-out micro-batches after the last block. first: number of the first of
+ * these micro-batches in c->stream. */
 static double cross_entropy_of(Calibration *c, int first, long *labels)
 {
     model_zero_losses(&c->m);

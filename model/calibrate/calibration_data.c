@@ -34,7 +34,7 @@ static void read_sequences(CalibrationData *d, Loader *l)
     for (int i = 0; i < d->sequences + d->held; i++) {
         Batch b;
         if (!loader_next(l, &b))
-            die("%s: the files ended early", key);
+            die("%s: the files have fewer sequences than when they were opened", key);
         memcpy(d->tokens + (size_t)i * T, b.tokens, T * sizeof *d->tokens);
         memcpy(d->targets + (size_t)i * T, b.targets, T * sizeof *d->targets);
     }

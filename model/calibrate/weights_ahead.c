@@ -29,7 +29,8 @@ static void *read_unit(void *ahead)
 void weights_begin(WeightsAhead *a, int unit)
 {
     a->unit = unit;
-    CHECK(pthread_create(&a->thread, NULL, read_unit, a) == 0, "no thread to read with");
+    CHECK(pthread_create(&a->thread, NULL, read_unit, a) == 0,
+          "cannot start the thread that reads weights");
     a->is_reading = true;
 }
 

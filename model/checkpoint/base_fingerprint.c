@@ -45,12 +45,13 @@ void base_fingerprint_check(const char *adapters, const char *base_path, uint64_
     const bool gone = trained && !there && *trained == '/';
     const bool moved = here && (gone || (there && strcmp(there, here) != 0));
     if (then && then != fingerprint && (continues || !moved))
-        die("%s: its adapters were trained with a base whose weights differ from those in %s; give "
-            "the folder of that base with --lora.base_path=FOLDER (to use these weights anyway, "
+        die("%s: these adapters were trained with a base whose weights differ from the weights in "
+            "%s; give the folder of the original base with --lora.base_path=FOLDER (to use these "
+            "weights anyway, "
             "delete base_sample from trainer.json)",
             adapters, base_path);
     if (moved && then != fingerprint)
-        warn("%s: its adapters were trained with the base %s%s, and are now used with %s%s",
+        warn("%s: these adapters were trained with the base %s%s, and are now used with %s%s",
              adapters, there ? there : trained, gone ? ", which does not exist any more" : "", here,
              then ? ", which has other weights" : "");
     json_decref(manifest);

@@ -6,7 +6,7 @@
  *                                        model-vision_tower.safetensors
  *        /config.yaml                    the resolved configuration of the run
  *        /optimizer-0000i.states         <name>.<state> of the optimizer's states, AdamW's exp_avg and exp_avg_sq, and
- *                                        the scales of those in groups, <name>.<state>.scale, as stored. In the format of
+ *                                        the scales of states in groups, <name>.<state>.scale, as stored. In the format of
  *                                        safetensors, with another ending: engines load every *.safetensors of a folder
  *        /trainer.json                   the manifest, written last: step, tokens, loader position, counts of the optimizer's
  *                                        states, columns of the recipe, files and sizes, checksums of all tensors, SavedAs,
@@ -27,8 +27,8 @@
 #include "model/store/fsdp.h"
 #include "model/update/spikes.h"
 
-/* A source of data.mix, as stored in `mix` of trainer.json. LoaderState stores its position under
- * the same index. */
+/* A source of data.mix, as stored in `mix` of trainer.json. LoaderState stores the source's
+ * position under the same index. */
 typedef struct {
     char name[MIXTURE_NAME];
     /* weight in the mixture, in units of 1e-9; 0: only an earlier mixture had this source */

@@ -145,7 +145,7 @@ size_t coded_unit(Coded c, size_t cols)
 
 /* ---- config.json ----------------------------------------------------------------------------- */
 
-/* compressed-tensors' list of modules that have no codes. It consists of regular expressions,
+/* compressed-tensors' list of modules that have no codes. The list consists of regular expressions,
  * because programs differ in the prefixes of module names. */
 static json_t *ignored(bool images)
 {
@@ -154,8 +154,8 @@ static json_t *ignored(bool images)
                   : json_pack("[s]", "lm_head");
 }
 
-/* Other libraries' list of modules that have no codes. A name in it is the beginning of a module's
- * path; in transformers 5, the path begins at the first level of the class. */
+/* Other libraries' list of modules that have no codes. A name in the list is the beginning of a
+ * module's path; in transformers 5, the path begins at the first level of the class. */
 static json_t *skipped(bool images)
 {
     return images

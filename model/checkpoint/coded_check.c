@@ -1,5 +1,5 @@
 /* The reader derives the size of groups from the number of scales; other programs read it from the
- * settings. Both must agree. */
+ * settings. The two sizes must agree. */
 #include "model/checkpoint/coded_check.h"
 
 #include <stdint.h>
@@ -16,7 +16,9 @@ static size_t tiles(size_t all, json_int_t tile)
     return tile == 0 ? 1 : (all + (size_t)tile - 1) / (size_t)tile;
 }
 
-/* Whether the reader finds the groups of packed codes: a group must divide a row. */
+/* Whether the shape of the scales agrees with the settings. For packed codes, the size of a group
+ * must also divide the length of a row, because coded_source.c computes it from the number of
+ * scales. */
 static bool fits(const CodedShape *m, const Coding *c)
 {
     const SafeTensor *t = m->scale.tensor;
@@ -61,7 +63,8 @@ static _Noreturn void die_of_coding(const CodedShape *m, const char *name, const
         "config, or copy the folder again",
         m->scale.file->path, m->scale.tensor->name, safetensors_shape(m->scale.tensor), name,
         m->rows, m->cols, bits, say(m, said, count),
-        m->bits > 0 && !m->by_inputs ? ", and these must divide a row" : "");
+        m->bits > 0 && !m->by_inputs ? ", and the size of a group must divide the length of a row"
+                                     : "");
 }
 
 /* Checks that each group of GPTQ has group_size inputs. With in_order these must be consecutive:

@@ -207,8 +207,8 @@ static Scales read_scales(const Matrix *m)
         s = (Scales){ NULL, BLOCK, BLOCK, across };
     else if (!by_row && (is_llm(m) || !is_matrix(t, m->rows, 1)))
         die_of_shape(f, m,
-                     is_llm(m) ? "one for each row"
-                               : "one, one for each row or one for each 128 x 128 elements");
+                     is_llm(m) ? "one scale for each row"
+                               : "one scale, one for each row or one for each 128 x 128 elements");
     s.scale = read_floats(f, m, 0, n);
     return s;
 }
@@ -283,7 +283,7 @@ static void read_packed(float *to, const Matrix *m, size_t first, size_t n)
     const size_t groups = scales.tensor->dims == 2 ? scales.tensor->shape[1] : 0;
     if (groups == 0 || m->cols % groups != 0 || m->cols % per != 0 ||
         scales.tensor->shape[0] != m->rows)
-        die_of_shape(scales, m, "as many in each row as divide it");
+        die_of_shape(scales, m, "a number of scales per row that divides the row");
     check_shape(m);
     const size_t group = m->cols / groups, word = first / per,
                  words = (first + n - 1) / per + 1 - word;
@@ -342,7 +342,7 @@ static void read_gptq(float *to, const Matrix *m, size_t first, size_t n)
     const size_t groups = scales.tensor->dims == 2 ? scales.tensor->shape[0] : 0;
     if (groups == 0 || m->cols % PER_WORD != 0 || m->rows % PER_WORD != 0 ||
         scales.tensor->shape[1] != m->rows)
-        die_of_shape(scales, m, "groups x outputs, and multiples of 8");
+        die_of_shape(scales, m, "groups x outputs, and inputs and outputs in multiples of 8");
     const size_t row = first / m->cols, rows = (first + n - 1) / m->cols + 1 - row,
                  bytes = rows * sizeof(uint32_t);
     check_zeros(m, groups);

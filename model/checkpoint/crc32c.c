@@ -71,7 +71,7 @@ uint32_t crc32c_by_table(uint32_t crc, const void *data, size_t bytes)
     return ~crc;
 }
 
-/* ---- with it --------------------------------------------------------------------------------- */
+/* ---- with the instruction -------------------------------------------------------------------- */
 
 #if defined __x86_64__
 #include <nmmintrin.h>

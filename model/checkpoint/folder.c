@@ -1,4 +1,4 @@
-/* rename() is atomic. It is durable after an fsync of the parent folder. So a checkpoint is written
+/* rename() is atomic, and durable after an fsync of the parent folder. So a checkpoint is written
  * under a temporary name, and renamed when it is complete and on disk. Nothing ever reads a
  * stepN.tmp. */
 #include "model/checkpoint/folder.h"
@@ -415,12 +415,13 @@ char *folder_say_others(const char *checkpoint)
         free(steps);
     }
     if (best >= 0)
-        text = xasprintf("%s/step%ld exists, too: to go back to it, give it as --load_path; in the "
-                         "same save_folder with "
-                         "--save_overwrite and without --try_load_latest_save",
-                         path, best);
+        text =
+            xasprintf("%s/step%ld exists, too: to go back to this checkpoint, give its folder as "
+                      "--load_path; in the same save_folder also give --save_overwrite, but "
+                      "not --try_load_latest_save",
+                      path, best);
     free(path);
     return text ? text
-                : xstrdup("There is no other checkpoint next to it: get these files again, or "
-                          "start a new run");
+                : xstrdup("The folder has no other checkpoint: copy the files of this checkpoint "
+                          "again, or start a new run");
 }

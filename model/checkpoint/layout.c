@@ -47,7 +47,7 @@ static const char *dtype_in_file(DType d)
     return name[d];
 }
 
-/* Adds `entry` to the layout, for the tensor t. Its kind, state and position are set already. */
+/* Adds `entry`, whose kind, state and position are set already, to the layout for the tensor t. */
 static LayoutEntry *add_entry(Layout *l, LayoutEntry entry, const HfTensor *t, const char *suffix)
 {
     l->entry = xrealloc(l->entry, (size_t)(l->num_entries + 1) * sizeof *l->entry);
@@ -364,8 +364,9 @@ static void check_entry(const LayoutEntry *p, const SafeFile *file, const SafeTe
         die("%s: tensor %s is stored as %s; expected F32, BF16 or F16", file->path, t->name,
             t->dtype);
     if (strcmp(t->dtype, p->dtype) != 0 && (!convert_knows(t->dtype) || !convert_knows(p->dtype)))
-        die("%s: tensor %s is stored as %s, but the recipe and the optimizer need %s; use those of "
-            "the saved run, or "
+        die("%s: tensor %s is stored as %s, but the recipe and the optimizer need %s; use the "
+            "recipe "
+            "and the optimizer of the saved run, or "
             "start a new run with new moments: --load_path of this folder, --reset_optimizer_state "
             "and another "
             "--save_folder",
@@ -410,7 +411,7 @@ void layout_fetch(EntryReader *r, void *to, const char *dtype, size_t at, size_t
         convert_encode(to, dtype, to, n);
 }
 
-/* For a entry that consists of some columns of a matrix stored as codes. Reads elements from e on,
+/* For an entry that consists of some columns of a matrix stored as codes. Reads elements from e on,
  * up to `end` or as many as `step` elements of the matrix contain; returns their number. Reads
  * whole rows, because each read of codes also reads the matrix's scales. */
 static size_t fetch_columns(EntryReader *r, char *values, size_t e, size_t end, size_t step)
@@ -492,7 +493,8 @@ static void check_sums(Layout *l, const ParamStore *store, SafeFile *const *file
         if (t && t->has_sum && t->sum != l->sum[i])
             die("%s: tensor %s has the checksum %08x, expected %08x from trainer.json: its bytes "
                 "have changed since they were "
-                "saved. Copy the file again or load another checkpoint (if you edited it, delete "
+                "saved. Copy the file again or load another checkpoint (if you edited the file, "
+                "delete "
                 "crc32c from trainer.json)",
                 found.file->path, t->name, l->sum[i], t->sum);
     }

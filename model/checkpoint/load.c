@@ -116,22 +116,25 @@ static _Noreturn void die_of_states(const char *folder, const char *problem)
 static void check_trained(const char *folder, const Layout *l, const WeightFiles *s,
                           const char *state)
 {
-    static const char remedy[] = "Use the `trainable` of its config.yaml, or start with new "
-                                 "states: --load_path of this folder, "
-                                 "--reset_optimizer_state and another --save_folder";
+    static const char remedy[] =
+        "Use the `trainable` of the checkpoint's config.yaml, or start with new "
+        "states: --load_path of this folder, "
+        "--reset_optimizer_state and another --save_folder";
     char suffix[64];
     snprintf(suffix, sizeof suffix, ".%s", state);
     for (int i = 0; i < l->num_entries; i++)
         if (text_ends_with(l->entry[i].name, suffix) &&
             !safetensors_find_in(s->file, s->count, l->entry[i].name).tensor)
-            die("%s: it has no %s: this run trains the weight, but the checkpoint's run did not. "
+            die("%s: the checkpoint has no %s: this run trains the weight, but the checkpoint's "
+                "run did not. "
                 "%s",
                 folder, l->entry[i].name, remedy);
     for (int i = 0; i < s->count; i++)
         for (int t = 0; t < s->file[i]->count; t++) {
             const char *name = s->file[i]->tensor[t].name;
             if (text_ends_with(name, suffix) && !has_entry(l, name))
-                die("%s: it has %s: this run freezes the weight, but the checkpoint's run trained "
+                die("%s: the checkpoint has %s: this run freezes the weight, but the checkpoint's "
+                    "run trained "
                     "it. %s",
                     folder, name, remedy);
         }
@@ -199,12 +202,12 @@ static void load_optimizer(const char *folder, WeightFiles s, const json_t *mani
         if (has_entries_ending(&l, suffix) &&
             !safetensors_find_ending(s.file, s.count, suffix).tensor)
             die_of_states(folder,
-                          xasprintf("it has no %s, which optimizer %s keeps for every %s", name,
+                          xasprintf("there is no %s, which optimizer %s keeps for every %s", name,
                                     o->name,
                                     o->state[i].of == STATE_OF_MATRICES ? "matrix" : "weight"));
     }
     if (foreign)
-        die_of_states(folder, xasprintf("its %s is no state of optimizer %s", foreign, o->name));
+        die_of_states(folder, xasprintf("%s is not a state of optimizer %s", foreign, o->name));
     for (int i = 0; i < o->num_states; i++)
         if (i == 0 || o->state[i].of == STATE_OF_OTHERS)
             check_trained(folder, &l, &s, o->state[i].name);
@@ -216,7 +219,7 @@ static void load_optimizer(const char *folder, WeightFiles s, const json_t *mani
     store->counts = counts;
     const char *name = left_state(&stored.layout, &s);
     if (name)
-        die_of_states(folder, xasprintf("its %s is no state of optimizer %s", name, o->name));
+        die_of_states(folder, xasprintf("%s is not a state of optimizer %s", name, o->name));
     check_finite(folder, &l, &read);
     layout_free(&l);
     stored_states_free(&stored);
@@ -325,7 +328,7 @@ static void zero_weights(ParamStore *store)
 static const char *base_of(const char *folder, const Lora *l)
 {
     if (!l->base_path || !file_exists(l->base_path))
-        die("%s: the base model of its adapters is missing%s%s; give its folder: "
+        die("%s: the base model of these adapters is missing%s%s; give the base model's folder: "
             "--lora.base_path=FOLDER",
             folder, l->base_path ? ": " : "", l->base_path ? l->base_path : "");
     return l->base_path;
@@ -421,7 +424,7 @@ static bool is_checkpoint(const char *folder, char *problem, size_t size)
 }
 
 /* Returns the complete step<N><suffix> with the highest N; NULL: there is none. `problem`: what is
- * missing in an incomplete one. */
+ * missing in an incomplete checkpoint. */
 static char *highest(const char *save_folder, const char *suffix, char *problem, size_t size)
 {
     long *steps;

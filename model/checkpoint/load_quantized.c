@@ -19,7 +19,7 @@ typedef struct {
     ParamStore *store;
     SafeFile *const *files;
     int count;
-    char *raw; /* safetensors_chunk bytes; so is `values` */
+    char *raw; /* raw and values: buffers of safetensors_chunk bytes each */
     float *values;
 } Reading;
 
@@ -85,7 +85,7 @@ static void read_tensor(const Reading *r, int i, Tensor part)
 }
 
 /* Whether bitsandbytes stored the matrix in the base's format. Dies if it stored only some of the
- * matrix's tensors so. */
+ * matrix's tensors in this format. */
 static bool is_quantized(const Reading *r, const Matrix *m)
 {
     if (r->store->base_format != BASE_NF4)

@@ -81,7 +81,8 @@ static void read_spikes(SpikeWindow *w, const json_t *spikes, const char *path)
 
 #define POSITION(field) offsetof(SourcePosition, field)
 
-/* Reads sources in the order of the file; the first ones are the sources of its present mixture. */
+/* Reads sources in the order of the file; first come the sources of the checkpoint's present
+ * mixture. */
 static void read_mix(TrainState *s, const json_t *mix, const char *path)
 {
     static const ConfigKey position_keys[] = { NUMBER("epoch", U64, POSITION(epoch)),

@@ -17,7 +17,7 @@ _Static_assert(offsetof(Nf4Group, codes) == 0 && offsetof(Nf4PlainGroup, codes) 
 
 enum { BLOCKS = NF4_GROUP / NF4_BLOCK, MAX_STATE = 65536 };
 
-/* Finds the tensor NAME<suffix>; tensor NULL: no file has it. */
+/* Finds the tensor NAME<suffix>; tensor NULL: no file has this tensor. */
 static Found find(SafeFile *const *file, int count, const char *name, const char *suffix)
 {
     char *full = xasprintf("%s%s", name, suffix);
@@ -78,7 +78,7 @@ static float check_state(const json_t *state, const char *where, size_t rows, si
         die("%s: blocksize is %lld; expected %d: " FROM_16_BIT, where,
             (long long)json_integer_value(json_object_get(state, "blocksize")), (int)NF4_BLOCK);
     if (json_is_number(offset) != nested)
-        die("%s: there is %s nested_offset, so its scales were %squantized; config.json must say "
+        die("%s: there is %s nested_offset, so the scales were %squantized; config.json must say "
             "so: \"quantization_config\": "
             "{\"load_in_4bit\": true, \"bnb_4bit_use_double_quant\": %s}",
             where, nested ? "no" : "a", nested ? "not " : "", nested ? "false" : "true");

@@ -45,8 +45,8 @@ void safetensors_renamed(SafeFile *f);
 /* the tensor of this name; NULL: there is none */
 const SafeTensor *safetensors_find(const SafeFile *f, const char *name);
 
-/* The tensor of this name, or the first tensor whose name ends so, in the first of `count` files
- * that has one; tensor NULL: no file has one. */
+/* The tensor of this name, or the first tensor whose name ends with `end`, in the first of `count`
+ * files that has such a tensor; tensor NULL: no file has one. */
 typedef struct {
     const SafeFile *file;
     const SafeTensor *tensor;

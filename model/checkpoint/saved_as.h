@@ -1,10 +1,10 @@
-/* How long a checkpoint is kept. The settings of its run decide this when it is saved; its
- * trainer.json stores the decision. */
+/* How long a checkpoint is kept. The settings of the run decide this when the checkpoint is saved;
+ * its trainer.json stores the decision. */
 #pragma once
 #include "model/shape/config.h"
 
 typedef enum {
-    SAVED_UNKNOWN, /* not stored, or the checkpoint is not ours */
+    SAVED_UNKNOWN, /* trainer.json does not say it, or another program made the checkpoint */
     /* never deleted: saved by save_interval_unsharded, or the run keeps all checkpoints */
     SAVED_PERMANENT,
     SAVED_INTERVAL,  /* rotated: counts towards save_num_checkpoints_to_keep */
@@ -23,6 +23,6 @@ bool saved_as_ours(const char *folder);
 bool saved_as_with_states(const char *folder);
 
 /* Compares the save_folder in a checkpoint's config.yaml with `save_folder`. 1: both are the same
- * folder; 0: they differ; -1: config.yaml names none, or a relative path, which may belong to
+ * folder; 0: they differ; -1: config.yaml names no folder, or a relative path, which may belong to
  * another project. */
 int saved_as_in(const char *folder, const char *save_folder);

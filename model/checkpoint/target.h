@@ -8,5 +8,5 @@
 int target_begin(const char *path);
 /* Renames <path>.tmp to `path`, durably. begun: the result of target_begin. */
 void target_complete(const char *path, int begun);
-/* Whether `path` is such a <path>.tmp. */
+/* Whether `path` is a <path>.tmp of target_begin. */
 bool target_is_unfinished(const char *path);

@@ -201,7 +201,7 @@ static void check_vocabulary(const char *path, int vocab_size)
             path, (long long)highest, vocab_size, (long long)highest + 1);
     if (highest < vocab_size / 2)
         warn("tokenizer %s: its ids go up to %lld, but model.vocab_size is %d: were the data made "
-             "with it?",
+             "with this tokenizer?",
              path, (long long)highest, vocab_size);
 }
 
@@ -239,7 +239,7 @@ static bool names(const json_t *eos, const json_t *token)
     return found;
 }
 
-/* Returns a list: the token, then eos, which is one token or a list. */
+/* Returns [token, eos], or [token, eos[0], eos[1], ...] if eos is a list. */
 static json_t *before(json_t *token, json_t *eos)
 {
     json_t *all = json_pack("[O]", token);
@@ -259,9 +259,9 @@ static char *text_of(const json_t *file)
     return text;
 }
 
-/* Programs stop at the eos of generation_config.json; it takes precedence over the eos of
- * config.json. If that file names only other tokens than this run's eos, as for a base model, the
- * eos is added. A file that names this eos, or no eos, does not change. */
+/* Programs stop at the eos of generation_config.json, which takes precedence over the eos of
+ * config.json. If generation_config.json names only other tokens than this run's eos, as for a base
+ * model, the eos is added. A file that names this eos, or no eos, does not change. */
 static void complete_generation(json_t *token)
 {
     Held *h = find("generation_config.json");

@@ -16,12 +16,13 @@ void tokenizer_files_replace(const char *path, int vocab_size);
 
 /* Adds values of the loaded config.json that the configuration lacks: the first token, further
  * tokens that end a text, and the model's sequence length if it is larger than in training. config:
- * the result of hf_config. Adds its eos to the generation_config.json to be written, if programs
- * would otherwise not stop at it. */
+ * the result of hf_config. Adds the run's eos to the generation_config.json that will be written,
+ * if programs would otherwise not stop at this eos. */
 void tokenizer_files_complete_config(json_t *config);
 
-/* For folders without a config.json, such as folders of adapters: if the eos differs from the
- * loaded model's, creates a generation_config.json with this eos, unless there is one. */
+/* For folders without a config.json, such as folders of adapters. If the run's eos differs from the
+ * eos of the loaded model, creates a generation_config.json that lists the run's eos first. An
+ * existing generation_config.json stays. */
 void tokenizer_files_keep_eos(const json_t *config);
 
 /* Writes the files into `folder`. Dies if the disk fails. */

@@ -27,12 +27,13 @@ json_t *weight_files_manifest(const char *folder)
     char problem[4096];
     if (!manifest && saved_as_with_states(folder))
         die("%s: the checkpoint is incomplete: trainer.json, which is written last, is missing; "
-            "load another one",
+            "load another checkpoint",
             folder);
     if (!manifest)
         return NULL;
     if (!manifest_is_complete(folder, manifest, problem, sizeof problem))
-        die("the checkpoint is incomplete: %s; copy it again or load another one", problem);
+        die("the checkpoint is incomplete: %s; copy the checkpoint again or load another one",
+            problem);
     json_int_t version = json_integer_value(json_object_get(manifest, "format_version"));
     if (version != CHECKPOINT_VERSION)
         die("%s/trainer.json: format_version is %lld, this program reads %d", folder,
@@ -78,8 +79,8 @@ static void expect_sums(const WeightFiles *s, const json_t *manifest, const char
         }
 }
 
-/* Dies if a tensor is in two files: the index may name one, but other programs might read the
- * other. */
+/* Dies if a tensor is in two files: the index may name one file, but other programs might read the
+ * other file. */
 static void refuse_twice(const WeightFiles *s)
 {
     for (int i = 1; i < s->count; i++)
@@ -114,7 +115,8 @@ static WeightFiles open_model(const char *folder)
         }
     }
     if (s.count == 0 && file_is_in(folder, "latest"))
-        die("%s is a run, not a checkpoint; its last one is %s/latest", folder, folder);
+        die("%s is a run, not a checkpoint; the run's last checkpoint is %s/latest", folder,
+            folder);
     if (s.count == 0)
         die("%s: no model.safetensors and no model.safetensors.index.json with a weight_map; "
             "weights in other "
@@ -256,7 +258,8 @@ static void check_tied_head(const WeightFiles *s, const char *folder, bool image
     if (embed.tensor && head.tensor && !same_bytes(embed, head))
         die("%s: lm_head.weight differs from model.embed_tokens.weight, although %s/config.json "
             "has tie_word_embeddings true; set "
-            "it to false to use this head, or remove lm_head.weight from the file to use the "
+            "tie_word_embeddings to false to use this head, or remove lm_head.weight from the file "
+            "to use the "
             "embedding as the head",
             head.file->path, folder);
 }
@@ -274,7 +277,7 @@ bool weight_files_may_have(const WeightFiles *s, const char *name, const char *f
         return false;
     if (matrix)
         die("%s: %s belongs to a quantized head, but %s/config.json has tie_word_embeddings true; "
-            "set it to false to use this head, "
+            "set tie_word_embeddings to false to use this head, "
             "or remove the tensors of %s from the file to use the embedding as the head",
             coded_source_find(s->file, s->count, matrix)->path, name, folder, matrix);
     check_tied_head(s, folder, images);

@@ -67,14 +67,15 @@ static void complete_documents(Reader *r)
     if (by_eos && c->data.generate_doc_lengths)
         need_eos(c, reader_where(r, "data.generate_doc_lengths"), "data.generate_doc_lengths");
     if (packs && reader_given(r, "data.generate_doc_lengths") && !c->data.generate_doc_lengths)
-        reader_note(r, "data.generate_doc_lengths=false (with best_fit packing attention stays "
-                       "inside documents)");
+        reader_note(r,
+                    "data.generate_doc_lengths=false (data.packing=best_fit always keeps attention "
+                    "inside documents)");
     c->data.generate_doc_lengths |= packs;
     if (!packs && c->data.long_documents != LONG_TRUNCATE)
-        reader_note(r, "data.long_documents (only best_fit packing has it)");
+        reader_note(r, "data.long_documents (only data.packing=best_fit reads this key)");
     if (!by_eos && !c->data.generate_doc_lengths) {
-        reader_note(r, "data.document_boundaries (only best_fit packing and "
-                       "data.generate_doc_lengths ask for documents)");
+        reader_note(r, "data.document_boundaries (only data.packing=best_fit and "
+                       "data.generate_doc_lengths need documents)");
         c->data.files.boundaries = BOUNDARIES_EOS; /* metadata is not needed */
     }
 }

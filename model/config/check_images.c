@@ -36,8 +36,8 @@ void check_images(Reader *r)
     const ImageConfig *i = &c->model.image;
     if (i->feature_size == 0) {
         if (i->rows > 0 || i->token_id >= 0)
-            reader_note(r, "model.image_tokens and model.image_token_id (there is no "
-                           "model.image_feature_size)");
+            reader_note(r, "model.image_tokens and model.image_token_id "
+                           "(model.image_feature_size is not given)");
         return;
     }
     check_features(r);

@@ -83,7 +83,7 @@ static void read_targets(Reader *r)
             l->target[k] |= all || k == (int)module;
     }
     if (r->s->num_lora_modules == 0)
-        die("%s: lora.target_modules is empty; all-linear names all seven",
+        die("%s: lora.target_modules is empty; all-linear names all seven matrices",
             reader_where(r, "lora.target_modules"));
 }
 
@@ -125,7 +125,7 @@ static void take_adapter(Reader *r, const char *folder)
                memcmp(l->target, there.target, sizeof l->target) == 0);
     *l = there;
     if (dropout > 0)
-        reader_note(r, "lora_dropout %g of %s (there is no dropout)", dropout, folder);
+        reader_note(r, "lora_dropout %g of %s (dropout is not supported)", dropout, folder);
     char *base =
         reader_given(r, "lora.base") ? NULL : load_folder_trained_with(folder, "lora.base");
     if (base)
@@ -150,7 +150,7 @@ static void check_lora_rank(const Reader *r, const char *folder)
             die("%s: lora.rank %d is above %d, the rank of %s, which is %d x %d; %s",
                 file ? file : reader_where(r, "lora.rank"), m->lora.rank, most,
                 adapter_module_name((LoraModule)k), out[k], in[k],
-                file ? "such adapters can only be merged, by --export" : "use a smaller one");
+                file ? "such adapters can only be merged, by --export" : "use a smaller lora.rank");
     }
     free(file);
 }
@@ -177,8 +177,8 @@ static void note_idle(Reader *r)
     value_free(r->s, key_find("lora.base_path"));
 }
 
-/* Sets the format of the base. A run that trains nothing must round the base as training did,
- * unless the base is E4M3 or NF4; recipe_forward_weights might choose another format. Such a run
+/* Sets the format of the base. A run that trains nothing must round a base that is not E4M3 or NF4
+ * as training did; recipe_forward_weights might choose another format. A run that trains nothing
  * stores adapters in the format of the base. If that is BF16 and training computed adapters in F32,
  * the base is rounded to BF16 and stored in F32. */
 static void complete_base(Reader *r)
@@ -225,8 +225,8 @@ static void check_rate(Reader *r)
 {
     const Config *c = &r->s->c;
     if (!config_forward_only(c) && c->optimizer.lr < 5e-5)
-        warn("%s: a learning rate of %g is low for adapters, which need about ten times that of "
-             "full training: "
+        warn("%s: a learning rate of %g is low for adapters, which need about ten times the rate "
+             "of full training: "
              "--optimizer.learning_rate=2e-4",
              reader_where(r, "optimizer.learning_rate"), c->optimizer.lr);
 }
@@ -242,11 +242,11 @@ void check_lora(Reader *r)
         return;
     }
     if (!continued && config_forward_only(c))
-        reader_note(r, "lora.rank (%s has no adapters, and new ones are zero)",
+        reader_note(r, "lora.rank (%s has no adapters, and new adapters do not change the output)",
                     folder ? folder : "the model");
     if (l->rank > 0 && !continued && c->continues)
-        die("%s: lora.rank: the run would continue %s, which has no adapters; start from it in "
-            "another save_folder: "
+        die("%s: lora.rank: the run would continue %s, which has no adapters; start from that "
+            "checkpoint in another save_folder: "
             "--load_path=%s --try_load_latest_save=false --save_folder=...",
             reader_where(r, "lora.rank"), folder, folder);
     if (l->alpha == 0 && !continued)
@@ -257,12 +257,11 @@ void check_lora(Reader *r)
     else
         complete_base_path(r, folder);
     if (c->num_trainable > 0)
-        die("%s: trainable: with adapters (lora.rank %d) no other tensor is trained; leave one of "
-            "them out: --trainable=[] or "
-            "--lora.rank=null",
+        die("%s: trainable: with adapters (lora.rank %d) no other tensor is trained; leave out "
+            "trainable or lora.rank: --trainable=[] or --lora.rank=null",
             reader_where(r, "trainable"), l->rank);
     if (!l->projector && c->model.image.feature_size == 0)
-        reader_note(r, "lora.projector (a model of text only has no projector)");
+        reader_note(r, "lora.projector (a model that reads only text has no projector)");
     write_targets(r->s);
     check_lora_rank(r, continued ? folder : NULL);
     check_rate(r);

@@ -58,7 +58,7 @@ static void complete_mlp(Reader *r, bool from_hf)
     else if (reader_given(r, "model.mlp_ratio") || !from_hf) {
         double width = r->s->mlp_ratio * m->d_model / 2;
         if (width < 1 || width > 2147483647 || width != floor(width))
-            die("%s: model.mlp_ratio %g makes both halves of the MLP %g wide; give "
+            die("%s: model.mlp_ratio %g makes each half of the MLP %g wide; give "
                 "model.mlp_hidden_size, an even "
                 "number",
                 reader_where(r, "model.mlp_ratio"), r->s->mlp_ratio, 2 * width);
@@ -100,7 +100,7 @@ static void complete_vocabulary(Reader *r)
     if (m->vocab_size > m->embedding_size)
         die("%s: model.vocab_size %d does not fit model.embedding_size %d; use %d (a multiple of "
             "128) or "
-            "leave it out",
+            "leave model.embedding_size out",
             reader_where(r, "model.embedding_size"), m->vocab_size, m->embedding_size, rounded);
     const struct {
         const char *name;
@@ -147,7 +147,7 @@ static void complete_windows(Reader *r)
 }
 
 /* A class that the user names must be able to compute this model. Without a name, the first class
- * that can compute it is chosen. */
+ * that can compute this model is chosen. */
 static void choose_architecture(Reader *r)
 {
     ModelConfig *m = &r->s->c.model;
@@ -219,7 +219,8 @@ void check_model_trainable(Reader *r)
     if (unknown && c->model.weight_tying && strncmp(unknown, "lm_head", strlen("lm_head")) == 0)
         die("%s: trainable: the head is the embedding here (model.weight_tying): train "
             "model.embed_tokens.weight%s",
-            where, c->load_path ? "" : ", or untie them with --model.weight_tying=false");
+            where,
+            c->load_path ? "" : ", or untie head and embedding with --model.weight_tying=false");
     if (unknown)
         die("%s: trainable: '%s' names no tensor of this model; names are those of a checkpoint, "
             "as "

@@ -75,14 +75,13 @@ static void check_schedule_of_stages(Reader *r)
     const int own = sequences / c->device_train_microbatch_size;
     const char *where = reader_where(r, "parallelism.pipeline_schedule");
     if (s->pipeline_schedule == PIPELINE_INTERLEAVED && chunks == 1)
-        die("%s: parallelism.pipeline_schedule Interleaved1F1B: each stage has one chunk of "
-            "blocks; give each several, as with --parallelism.pipeline_virtual_stages=2, or use "
+        die("%s: parallelism.pipeline_schedule Interleaved1F1B: each stage has one virtual stage; "
+            "use --parallelism.pipeline_virtual_stages=2 or more, or "
             "1F1B",
             where);
     if (s->pipeline_schedule != PIPELINE_INTERLEAVED && chunks > 1)
-        die("%s: parallelism.pipeline_virtual_stages %d: only Interleaved1F1B has more than one; "
-            "use "
-            "--parallelism.pipeline_schedule=Interleaved1F1B",
+        die("%s: parallelism.pipeline_virtual_stages %d: only Interleaved1F1B supports more than "
+            "one virtual stage; use --parallelism.pipeline_schedule=Interleaved1F1B",
             reader_where(r, "parallelism.pipeline_virtual_stages"), chunks);
     if (c->model.n_layers < n * chunks)
         die("%s: parallelism.pipeline %d: the model has %d blocks, fewer than %d stages x %d "
@@ -169,7 +168,8 @@ static int shard_ranks(Reader *r)
     if (r->s->fsdp.replicate || r->s->fsdp.shard)
         return shard_ranks_of_mesh(r, world);
     if (r->s->fsdp.replicas && !hybrid)
-        reader_note(r, "fsdp.hybrid_sharding_num_model_replicas (only HYBRID_SHARD has it)");
+        reader_note(r,
+                    "fsdp.hybrid_sharding_num_model_replicas (only HYBRID_SHARD reads this key)");
     if (strategy == NO_SHARD)
         return context;
     if (!hybrid)

@@ -41,7 +41,7 @@ static void note_unread(Reader *r, const Optimizer *o)
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
         if (!keys[i].read && reader_given(r, keys[i].key) &&
             !changes_is_default(r, key_find(keys[i].key)))
-            reader_note(r, "%s (optimizer %s does not have it)", keys[i].key, o->name);
+            reader_note(r, "%s (optimizer %s does not read this key)", keys[i].key, o->name);
 }
 
 /* Refuses what Muon does not support: it reads whole matrices, so adapters and matrices in host
@@ -117,8 +117,8 @@ static void check_groups(Reader *r, const char *name, Format f, int size)
         die("%s: %s cannot be %s: a GEMM operand has one scale, use e4m3 or e5m2", where, name,
             format_name(f));
     if (f.group && size % f.group != 0)
-        die("%s: %s is %s, but %s of %d cannot be split into groups of %d; use a divisor of it, or "
-            "bf16",
+        die("%s: %s is %s, but %s of %d cannot be split into groups of %d; use groups of a "
+            "divisor of this number, or bf16",
             where, name, format_name(f), moment ? "a block" : "a row", size, f.group);
     if (moment && format_is_fp8(f) && !f.group)
         die("%s: %s cannot be %s: FP8 moments have a scale per group, as in %s/128", where, name,
@@ -133,7 +133,7 @@ static void check_groups(Reader *r, const char *name, Format f, int size)
 /* NOTE: without dynamic range expansion (k), a group's scale is BF16, rounded up: if amax decreases
  * by less than 2^-8 in a step, the scale does not change. With stationary gradients, v is 1.2 times
  * too large for beta2 = 0.99, and 5 times for 0.999, which halves updates. A BF16 v is rounded to
- * nearest: it never decreases if 1 - beta2 is less than half of its last place, which is 2^-8 to
+ * nearest: v never decreases if 1 - beta2 is less than half of v's last place, which is 2^-8 to
  * 2^-9 of v. For a v that is rounded to 0 see "Moments of rare gradients" in model/README.md. */
 static void check_coarseness(Reader *r)
 {

@@ -46,8 +46,8 @@ static void check_batch(Reader *r)
 /* Gradients are summed in F32 if fsdp.precision is mixed, or if a sum has many terms: a BF16 sum
  * loses terms below 2^-9 of its value. With 512 micro-batches the worst tensor loses 5 % of its
  * gradient, with 2048 half of it. A rank first sums its micro-batches; then the sums of ranks are
- * added. The loss of each sum depends on its own number of terms: 16 ranks x 32 micro-batches lose
- * a third of the loss of 512 micro-batches. */
+ * added. The error of a sum depends only on its number of terms. With 16 ranks x 32 micro-batches
+ * the error is a third of the error with 512 micro-batches on one rank. */
 static void choose_grads(Reader *r)
 {
     enum { MOST = 128 };
@@ -75,7 +75,8 @@ static void check_micro_batch(Reader *r)
         die("%s: %d sequences of %d tokens exceed the 2^30 - 1 tokens that a micro-batch can have",
             reader_where(r, "device_train_microbatch_size"), c->device_train_microbatch_size, T);
     if ((double)c->device_eval_batch_size * check_ranks_groups(r) > INT_MAX)
-        die("%s: %d sequences on each of %d %ss exceed the 2^31 - 1 that a batch can have",
+        die("%s: %d sequences on each of %d %ss exceed the 2^31 - 1 sequences that a batch can "
+            "have",
             reader_where(r, "device_eval_batch_size"), c->device_eval_batch_size,
             check_ranks_groups(r), check_ranks_group_name(r));
 }
@@ -96,7 +97,8 @@ static void check_tile(Reader *r)
                 : c->tiled_mlp_tokens / MULTIPLE * MULTIPLE);
     if (!recipe_recomputes(&c->recipe))
         die("%s: tiled_mlp_tokens %d: forward saves the MLP of all tokens in every block, so tiles "
-            "would save nothing; let backward recompute blocks (--activations.keep=block), or use "
+            "would not save memory; let backward recompute blocks (--activations.keep=block), or "
+            "use "
             "--tiled_mlp_tokens=0",
             where, c->tiled_mlp_tokens);
 }
@@ -156,7 +158,7 @@ static void check_schedule(Reader *r)
     free(where);
     extend_check(r);
     if (c->scheduler.name != WSD && c->scheduler.t_decay > 0)
-        reader_note(r, "scheduler.t_decay (only wsd has it)");
+        reader_note(r, "scheduler.t_decay (only wsd reads this key)");
     if (c->scheduler.warmup_min_lr > c->optimizer.lr)
         die("%s: scheduler.warmup_min_lr %g is above optimizer.learning_rate %g",
             reader_where(r, "scheduler.warmup_min_lr"), c->scheduler.warmup_min_lr,
@@ -200,7 +202,7 @@ static void check_generation(Reader *r)
 {
     Config *c = &r->s->c;
     if (c->generate_features && !c->generate)
-        reader_note(r, "generate_features (there is no generate)");
+        reader_note(r, "generate_features (generate is not given)");
     if (!c->generate)
         return;
     if (c->generate_features && c->model.image.feature_size == 0)

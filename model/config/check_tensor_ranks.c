@@ -15,15 +15,16 @@ static char *refused_combination(const Config *c)
         const char *what;
     } list[] = {
         { c->tiled_mlp_tokens > 0 && !c->generate,
-          "tiled_mlp_tokens: the MLP of tokens of several ranks "
-          "cannot be in tiles; use --tiled_mlp_tokens=0" },
+          "tiled_mlp_tokens: the MLP cannot be computed in tiles, because its tokens come from "
+          "several ranks; use --tiled_mlp_tokens=0" },
         { c->model.qk_norm == QK_NORM_WIDTH,
-          "q and k are normed over all heads; a rank has only some" },
+          "q and k are normalized over all heads, but a rank has only some of the heads" },
         { c->model.experts.count > 0,
           "tensor ranks cannot share experts; FSDP, context and pipeline parallelism can" },
-        { c->model.image.feature_size > 0, "a model with images cannot be cut yet" },
+        { c->model.image.feature_size > 0,
+          "a model with images cannot be divided among tensor ranks" },
         { !config_forward_only(c) && optimizer_find(c->optimizer.name)->orthogonalizes,
-          "optimizer.name muon needs whole matrices; a rank has parts" },
+          "optimizer.name muon needs whole matrices, but a rank has only parts of them" },
     };
     for (size_t i = 0; i < sizeof list / sizeof *list; i++)
         if (list[i].asked)
@@ -69,19 +70,22 @@ static char *refused_parts(const Config *c, int n, int world)
     };
     for (size_t i = 0; i < sizeof list / sizeof *list; i++)
         if (list[i].width % (MULTIPLE * n) != 0)
-            return xasprintf("%s %ld wide, not a multiple of %d x %d, so ranks would not have "
-                             "whole sixteens; use a smaller number",
-                             list[i].what, list[i].width, n, MULTIPLE);
+            return xasprintf(
+                "%s %ld wide, not a multiple of %d x %d, so a rank's share would not be "
+                "a multiple of 16; use a smaller number",
+                list[i].what, list[i].width, n, MULTIPLE);
     for (size_t i = 0; i < sizeof saved / sizeof *saved; i++)
         if (saved[i].f.group > 0 && saved[i].width / n % saved[i].f.group != 0)
-            return xasprintf(
-                "%s is %s, but a rank's row of %ld has no whole groups of %d; use a smaller number",
-                saved[i].key, format_name(saved[i].f), saved[i].width / n, saved[i].f.group);
+            return xasprintf("%s is %s, but a rank's row of %ld elements cannot be divided into "
+                             "groups of %d; use a "
+                             "smaller number",
+                             saved[i].key, format_name(saved[i].f), saved[i].width / n,
+                             saved[i].f.group);
     /* while generating each rank has all tokens */
     if (!c->generate && T % (MULTIPLE * ranks) != 0)
-        return xasprintf("model.max_sequence_length %d is not a multiple of %d x %d, so ranks "
-                         "would not have whole sixteens of "
-                         "tokens; use --model.max_sequence_length=%d",
+        return xasprintf("model.max_sequence_length %d is not a multiple of %d x %d, so a rank's "
+                         "share of the tokens would not be a multiple of 16; use "
+                         "--model.max_sequence_length=%d",
                          T, ranks, MULTIPLE,
                          (T + MULTIPLE * ranks - 1) / (MULTIPLE * ranks) * (MULTIPLE * ranks));
     return NULL;
@@ -106,25 +110,27 @@ static char *refused_groups(const Config *c, const UnitLayout *block)
             if (group > 0 && (c->model.lora.rank == 0 || p->is_adapter) &&
                 cuts_group(p, (size_t)group))
                 return xasprintf(
-                    "the optimizer's state %s has a scale for each %d elements, and a part of %s "
-                    "(%d x %d) does not "
-                    "have whole groups; use fewer tensor ranks, or states without groups",
+                    "the optimizer's state %s has a scale for each %d elements, and a rank's part "
+                    "of "
+                    "%s (%d x %d) would cut such a group; use fewer tensor ranks, or states "
+                    "without groups",
                     o->state[k].name, group, p->name, p->rows, p->cols);
     }
     return NULL;
 }
 
 /* An NF4 block has one absmax. Scales of absmax (double quantization) are decoded, so two ranks may
- * share a group of these. */
+ * share a group of these scales. */
 static char *refused_nf4(const Config *c, const UnitLayout *block)
 {
     for (const Param *p = block->param;
          p < block->param + block->num_params && c->model.lora.base == BASE_NF4; p++)
         if (p->is_operand && cuts_group(p, NF4_BLOCK))
-            return xasprintf("nf4 of lora.base has a scale for each %d elements, and a part of %s "
-                             "(%d x %d) does not have whole ones; "
-                             "use fewer tensor ranks, or --lora.base=e4m3",
-                             NF4_BLOCK, p->name, p->rows, p->cols);
+            return xasprintf(
+                "nf4 of lora.base has a scale for each %d elements, and a rank's part of "
+                "%s (%d x %d) would cut such a group; "
+                "use fewer tensor ranks, or --lora.base=e4m3",
+                NF4_BLOCK, p->name, p->rows, p->cols);
     return NULL;
 }
 

@@ -15,8 +15,7 @@ static void check_alone(const Reader *r)
     const char *const where = reader_where(r, "data.mix");
     if (c->data.files.num_paths > 0 || r->s->num_datasets > 0)
         die("%s: give data.paths, data.datasets or data.mix, only one of them (--data.paths=null "
-            "drops the first, --data.mix=null "
-            "the last)",
+            "drops data.paths, --data.mix=null drops data.mix)",
             where);
     if (c->data.files.num_label_mask_paths > 0)
         die("%s: data.label_mask_paths belong to data.paths; with data.mix each source has its "

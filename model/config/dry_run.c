@@ -25,7 +25,7 @@ void dry_run_choose_ranks(Reader *r)
     if (r->world != c->ranks && !r->s->fsdp.replicas &&
         (r->s->fsdp.strategy == HYBRID_SHARD || r->s->fsdp.strategy == HYBRID_SHARD_ZERO2))
         die("%s: ranks: HYBRID_SHARD has one group per host, and the number of hosts is unknown; "
-            "give it as "
+            "give this number as "
             "--fsdp.hybrid_sharding_num_model_replicas",
             where);
     r->world = c->ranks;

@@ -27,12 +27,15 @@ const ConfigKey export_options_keys[] = {
           "checkpoint to export, or save_folder of a run (its latest checkpoint), or a folder "
           "written by save_pretrained"),
     OTHER("average", NULL, average,
-          "instead of --export: A,B,C, at least two such folders. The result is the mean of their "
+          "instead of --export: A,B,C, at least two folders as for --export. The result is the "
+          "mean of their "
           "weights, computed in f64. "
-          "A,B,C:0.5,0.3,0.2 gives each a weight, divided by their sum; default: equal weights. "
-          "The tokenizer is that of A"),
+          "A,B,C:0.5,0.3,0.2 gives each folder a weight, divided by the sum of the weights; "
+          "default: equal weights. "
+          "The tokenizer of A is copied"),
     OTHER("lora.base_path", "null", base_path,
-          "folder of the base model into which adapters are merged; default: the folder that they "
+          "folder of the base model into which adapters are merged; default: the folder that the "
+          "adapters "
           "name"),
     WORD("dtype", "bf16", dtype,
          "format of the weights. fp8, int8, int4 and nf4: codes and scales for the matrices of the "
@@ -43,7 +46,7 @@ const ConfigKey export_options_keys[] = {
          { "nf4", EXPORT_NF4 }),
     WORD("layout", "null", layout,
          "naming and layout of codes and scales; default: bitsandbytes for nf4, else "
-         "compressed-tensors. fp8: DeepSeek's, "
+         "compressed-tensors. fp8: DeepSeek's layout, "
          "for dtype fp8; bitsandbytes: LLM.int8(), for dtype int8",
          { "compressed-tensors", AS_COMPRESSED_TENSORS }, { "fp8", AS_FP8 },
          { "bitsandbytes", AS_BITSANDBYTES }),
@@ -56,15 +59,15 @@ const ConfigKey export_options_keys[] = {
          "and v and one for gate and up",
          { "computed", SCALES_COMPUTED }, { "trained", SCALES_TRAINED }),
     NUMBER("calibration", PATHS, "[]", NAN, 0, 0, calibration,
-           "dtype int4: files of tokens, as data.paths; GPTQ chooses codes that change the layers' "
-           "outputs on them least"),
+           "dtype int4: files of tokens, as data.paths; GPTQ chooses the codes that change the "
+           "layers' outputs for these tokens least"),
     WORD("data.memmap_dtype", "null", token_bytes,
          "token type of --calibration; default: as in the exported run, else uint16",
          { "uint16", UINT16 }, { "uint32", UINT32 }),
     NUMBER("calibration_sequences", INT, "128", NAN, 1, 1e6, sequences,
            "sequences used for calibration; 1/16 more are held out"),
     NUMBER("calibration_length", INT, "null", 0, 2, 1e6, length,
-           "tokens of each; default: the model's length, up to 2048"),
+           "tokens per sequence of --calibration; default: the model's length, up to 2048"),
     NUMBER("damping", DOUBLE, "0.01", NAN, 1e-9, 1, damping,
            "fraction of the Hessian's mean diagonal that is added to the diagonal; ten times as "
            "much if that is not enough"),
@@ -204,8 +207,9 @@ void export_options_read(ExportOptions *o, int argc, char **argv)
     for (int i = 1; i < argc; i++) {
         const char *a = argv[i];
         if (text_ends_with(a, ".yaml") || text_ends_with(a, ".yml"))
-            die("--export takes no configuration file such as %s, it uses the checkpoint's; %s", a,
-                usage);
+            die("--export takes no configuration file such as %s: an export uses the checkpoint's "
+                "configuration; %s",
+                a, usage);
         if (*a == '-' || !*a)
             read_argument(o, root, a);
         else if (o->target)

@@ -30,8 +30,8 @@ typedef struct {
     char *base_path;
     ExportType dtype;
     int layout; /* ExportLayout or NOT_GIVEN */
-    /* elements that share a scale: block x block of a matrix, or `group` consecutive ones of a row;
-     * or NOT_GIVEN */
+    /* elements that share a scale: block x block of a matrix, or `group` consecutive elements of a
+     * row; or NOT_GIVEN */
     int block, group;
     ExportScales scales;
     char **calibration;  /* files of tokens, or patterns, to calibrate int4 with */

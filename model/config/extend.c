@@ -103,11 +103,11 @@ static SchedulePoint read_point(const char *where, char *checkpoint)
     Settings *s = read_schedule(checkpoint);
     if (!s || s->c.scheduler.name != WSD)
         die("%s: extend: the run of %s does not have scheduler.name wsd, so it has no stable "
-            "phase; --load_path=%s continues it",
+            "phase; --load_path=%s continues this run",
             where, checkpoint, checkpoint);
     set_point(&p, &s->c);
     if (p.end == 0)
-        die("%s: extend: the run of %s has a max_duration in epochs, so the begin of its decay is "
+        die("%s: extend: the run of %s has a max_duration in epochs, so the start of its decay is "
             "unknown; give a checkpoint from before the decay as --load_path",
             where, checkpoint);
     free_schedule(s);
@@ -132,7 +132,7 @@ static SchedulePoint find_last(const char *where, const char *folder)
         if (i == 0)
             die("%s: extend %s: all its checkpoints, step%ld to step%ld, are in the decay, which "
                 "begins after %.0f of %.0f %s; a "
-                "run can be extended if it keeps an earlier one (save_interval_unsharded, "
+                "run can be extended if it keeps an earlier checkpoint (save_interval_unsharded, "
                 "save_num_checkpoints_to_keep)",
                 where, folder, steps[0], steps[count - 1], p.stable, p.end, p.unit);
         free(p.path);
@@ -177,7 +177,7 @@ void extend_check(const Reader *r)
     SchedulePoint p = { c->load_path, s->extended_step, s->extended_tokens, 0, 0, 0, NULL };
     set_point(&p, c);
     if (p.end == 0)
-        die("%s: extend: the begin of the decay must be known: give max_duration in steps or "
+        die("%s: extend: the start of the decay must be known: give max_duration in steps or "
             "tokens, not in epochs",
             reader_where(r, "max_duration"));
     if (p.at > p.stable)

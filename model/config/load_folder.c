@@ -43,9 +43,9 @@ void load_folder_check_command_line(const Reader *r, const char *first)
     load_folder_check_given(r, first);
     const bool data = reader_given(r, "data.paths") || reader_given(r, "data.datasets") ||
                       reader_given(r, "data.mix") || reader_given(r, "dry_run");
-    die("'%s' is no configuration file, which is the first argument: ./train configs/tiny.yaml %s. "
-        "A run without one fine-tunes a "
-        "model written by save_pretrained: it needs --load_path=FOLDER%s",
+    die("'%s' is not a configuration file. The first argument must be one: ./train "
+        "configs/tiny.yaml %s. A run without a configuration file fine-tunes a model written by "
+        "save_pretrained: it needs --load_path=FOLDER%s",
         first, first, data ? "" : " and --data.paths='[shards/*.npy]'");
 }
 
@@ -74,7 +74,7 @@ char *load_folder_trained_with(const char *folder, const char *key)
     return text;
 }
 
-/* returns 0 if it is not known */
+/* returns 0 if the length is not known */
 static int trained_length(const char *folder)
 {
     const ConfigKey *k = key_find("model.max_sequence_length");

@@ -60,8 +60,8 @@ static void check_text(const YamlNode *n, const char *name, const char *text)
             "> mine.yaml",
             yaml_where(n), name, text);
     if (strncmp(text, "~/", 2) == 0)
-        die("%s: %s: '%s': ~/ is not possible here, because reading the run's config.yaml would "
-            "replace it; write the whole path",
+        die("%s: %s: '%s': ~/ is not possible here, because ~/ would be replaced when the run's "
+            "config.yaml is read; write the whole path",
             yaml_where(n), name, text);
 }
 

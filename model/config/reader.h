@@ -11,7 +11,7 @@ typedef struct {
     const char *file;
     int world;
     FILE *notes;      /* settings without effect, which are reported as one warning */
-    char *notes_text; /* text of that stream, valid after fflush */
+    char *notes_text; /* text of `notes`, valid after fflush */
     int num_notes;
 } Reader;
 

@@ -21,7 +21,8 @@ void downstream_check(const Config *c, int i);
 
 /* Asks all questions of c->eval[i], or only the questions that are completely in the first
  * eval_subset_num_batches batches of choices. A sequence has several choices; no choice attends to
- * another. All ranks must call this. cut: as in evaluate. */
+ * another. All ranks must call this. If *stop becomes true on any rank meanwhile, the result is
+ * `cut` and invalid. */
 DownstreamResult downstream_evaluate(const Config *c, int i, Model *m, ParamStore *store,
                                      const atomic_int *stop);
 

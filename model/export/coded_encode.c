@@ -143,7 +143,8 @@ static void run_tasks(TaskFn *work, const void *job, size_t n, size_t unit)
         Task *p = &task[count];
         *p = (Task){ .work = work, .job = job, .at = at, .n = n - at < each ? n - at : each };
         if (at + each < n)
-            CHECK(pthread_create(&p->thread, NULL, run_task, p) == 0, "no thread to encode with");
+            CHECK(pthread_create(&p->thread, NULL, run_task, p) == 0,
+                  "cannot start a thread that encodes weights");
         else
             run_task(p);
     }

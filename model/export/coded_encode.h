@@ -32,6 +32,7 @@ void coded_int4_scales(float *scale, Coded c, const float *w, size_t rows, size_
 void coded_int4(void *const out[CODED_TENSORS], Coded c, const int8_t *codes, const float *scale,
                 size_t n);
 
-/* Writes the content, `bytes` bytes, of the tensor with this suffix, whose `per` is 0. */
+/* Writes a tensor that is not encoded piece by piece (CodedTensor.per is 0). suffix names the
+ * tensor; it has `bytes` bytes. */
 void coded_whole(void *to, size_t bytes, const char *suffix, Coded c, const CodedView *v,
                  size_t rows, size_t cols);

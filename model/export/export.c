@@ -62,11 +62,11 @@ static char *find_base(const char *option, const char *folder, const char *given
 {
     char *base = given ? xstrdup(given) : adapter_base(folder);
     if (!base || !file_is_in(base, "config.json"))
-        die("%s: %s: its adapters are merged into the weights of their base model, but %s %s%s; "
-            "give its folder: --lora.base_path=FOLDER",
+        die("%s: %s: these adapters are merged into the weights of their base model, but %s %s%s; "
+            "give the base model's folder: --lora.base_path=FOLDER",
             option, folder,
-            given ? "--lora.base_path" : "base_model_name_or_path of its adapter_config.json",
-            base ? "is no folder with a config.json: " : "names none", base ? base : "");
+            given ? "--lora.base_path" : "base_model_name_or_path of adapter_config.json",
+            base ? "is no folder with a config.json: " : "names no folder", base ? base : "");
     return base;
 }
 
@@ -185,7 +185,7 @@ static void join(Export *x)
         e->b = find_adapter_entry(x, e, "lora_B");
         joined += (e->a != NULL) + (e->b != NULL);
     }
-    CHECK(joined == x->num_adapter_entries, "%d of %d tensors of adapters belong to a matrix",
+    CHECK(joined == x->num_adapter_entries, "only %d of %d tensors of adapters belong to a matrix",
           joined, x->num_adapter_entries);
 }
 
@@ -281,15 +281,15 @@ static void check_trained(const Export *x)
     json_t *manifest = weight_files_manifest(x->folder);
     const char *operand =
         json_string_value(json_object_get(json_object_get(manifest, "format"), "operand"));
-    const char *why =
-        x->lora.rank > 0 ? "merged adapters are no operand of a run"
-        : !manifest      ? "it is no checkpoint of a run"
-        : !operand || strcmp(operand, "e4m3") != 0
-            ? xasprintf("its run multiplied in %s", operand ? operand : "an unknown format")
-            : NULL;
+    const char *why = x->lora.rank > 0 ? "this folder has adapters"
+                      : !manifest      ? "this folder is not a checkpoint of a run"
+                      : !operand || strcmp(operand, "e4m3") != 0
+                          ? xasprintf("the run of this checkpoint multiplied in %s",
+                                      operand ? operand : "an unknown format")
+                          : NULL;
     if (why)
-        die("%s: --scales=trained exports the FP8 operands of a run, but %s; leave it out for one "
-            "scale per row",
+        die("%s: --scales=trained needs a checkpoint of a run with E4M3 operands, but %s. Without "
+            "--scales=trained, each row gets one scale",
             x->folder, why);
     json_decref(manifest);
 }
@@ -303,7 +303,7 @@ static ModelConfig open_model(Export *x, const char *base)
     double dropout;
     if (base && !adapter)
         die("--lora.base_path=%s: %s is a whole model without adapters, so it has no base; leave "
-            "it out",
+            "--lora.base_path out",
             base, x->folder);
     x->base = adapter ? find_base(x->option, x->folder, base) : x->folder;
     x->source = weight_files_open(x->base);
@@ -359,7 +359,7 @@ static void check_same(const Export *a, const ModelConfig *first, const Export *
         const json_t *found = json_object_get(y, key);
         if ((row && (row->kind & HF_KIND_MASK) == HF_TOKEN) || json_equal(value, found))
             continue;
-        die("%s/config.json: its %s is %.64s, but that of %s/config.json is %.64s; only models of "
+        die("%s/config.json: %s is %.64s, but in %s/config.json it is %.64s; only models of "
             "one architecture can be averaged",
             b->base, key,
             found ? json_dumps(found, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(15))

@@ -190,7 +190,8 @@ typedef struct Reading {
     uint32_t sum;
     const Entry *viewed; /* the entry that `view` describes; NULL: none */
     CodedView view;
-    /* one Reading for each model of x->other; all of them use the same `raw` and one `values` */
+    /* one Reading for each model of x->other; these Readings use the same `raw` and share one
+     * `values` */
     struct Reading *other;
     double *total; /* (chunk) weighted sum of the models; NULL: no average */
 } Reading;

@@ -34,8 +34,8 @@ typedef struct Export {
     WeightFiles source, adapter;
     Entry *entry, *adapter_entry; /* entries of the model and of the adapters */
     int num_entries, num_adapter_entries, num_files;
-    /* indexes by name: of `entry`; of `adapter_entry` and those of `entry` that are trained with
-     * the adapters */
+    /* indexes by name. names: of `entry`. adapter_names: of `adapter_entry`, and of those entries
+     * of `entry` that are trained with the adapters */
     NameIndex names, adapter_names;
     bool is_calibrated; /* export_write_int4 was called */
     SafeFile **file;
@@ -52,8 +52,8 @@ size_t export_bytes(const Export *x);
  * function takes ownership. tower: bytes of these tensors. */
 json_t *export_index(const Export *x, json_t *map, size_t tower);
 
-/* Reads all values of the tensor `name`, with its adapter added, or the average. Meanwhile another
- * thread may call export_write_int4, but not export_read. */
+/* Reads all values of the tensor `name`: with its adapter added, or averaged over the models.
+ * Meanwhile another thread may call export_write_int4, but not export_read. */
 void export_read(const Export *x, const char *name, float *values);
 
 /* Writes the tensors of the matrix `name` (rows, cols) in int4. codes: -8 to 7; scale: (rows, cols

@@ -31,8 +31,8 @@ const char *adapter_module_name(LoraModule module)
     return strchr(modules[module], '.') + 1;
 }
 
-/* Whether a name matches a module's path, by PEFT's rule: it is the path, or the end of the path
- * after a dot. */
+/* Whether a name matches a module's path, by PEFT's rule: the name is the path, or the end of the
+ * path after a dot. */
 static bool is_end(const char *name, const char *path)
 {
     const size_t n = strlen(name), m = strlen(path);
@@ -179,8 +179,8 @@ static bool mark(bool *seen, const char *name, const ModelConfig *m)
     return all < NUM_LORA_MODULES;
 }
 
-/* The header of the adapters' file, which contains the names of its tensors; NULL: it cannot be
- * read. */
+/* The header of the adapters' file, which contains the names of its tensors; NULL: the header
+ * cannot be read. */
 static json_t *read_header(const char *folder)
 {
     enum { LENGTH = 8, MOST = 100 << 20 };
@@ -213,8 +213,8 @@ static void mark_found(bool *seen, const char *folder, const File *f, const Mode
     const char *name, *expression = json_string_value(json_object_get(f->json, "target_modules"));
     if (!json_is_object(header))
         die("%s: target_modules %.200s is a regular expression, so adapter_model.safetensors says "
-            "which modules have adapters; but "
-            "its header cannot be read",
+            "which modules have adapters, but "
+            "the header of adapter_model.safetensors cannot be read",
             f->path, expression);
     json_object_foreach(header, name, value)
     {

@@ -6,9 +6,9 @@
 /* Whether a folder has adapters: it has an adapter_config.json. */
 bool adapter_is(const char *folder);
 
-/* The folder of the base model that adapter_config.json names, malloc'ed: relative to the current
- * directory or, if it does not exist there, to `folder`. The caller checks that it exists. NULL:
- * the file names none. */
+/* The folder of the base model that adapter_config.json names, malloc'ed. A relative path starts at
+ * the current directory or, if the folder does not exist there, at `folder`. The caller checks that
+ * the folder exists. NULL: the file names no base model. */
 char *adapter_base(const char *folder);
 
 /* Reads rank, alpha, use_rslora, target and, with images, projector of adapters of the model `m`;

@@ -19,5 +19,6 @@ json_t *file_try_json(const char *folder, const char *name);
 /* The N of the name step<N><suffix>; -1: it is another name. `numbered`: more digits may follow the
  * suffix. */
 long file_step(const char *name, const char *suffix, bool numbered);
-/* Sets *steps to the N of all such entries of a folder, ascending. Returns their number. */
+/* Sets *steps to the N of all entries step<N><suffix> of a folder, ascending. Returns their
+ * number. */
 int file_steps(long **steps, const char *folder, const char *suffix);

@@ -24,7 +24,7 @@ static ConfigKey row_of(const HfKey *k)
 {
     ConfigKey row = *key_find(k->what);
     row.offset -= offsetof(Settings, c.model);
-    /* our key counts both halves of SwiGLU, config.json one */
+    /* our key counts both halves of SwiGLU, config.json counts one half */
     if (strcmp(k->what, "model.mlp_hidden_size") == 0) {
         row.type = INT;
         row.min /= 2;
@@ -255,7 +255,9 @@ static void read_rope(ModelConfig *m, const HfConfig *s)
     if (m->rope_scaling.type != ROPE_DEFAULT && length &&
         json_number_value(length) != m->rope_scaling.original_length)
         die("%s: original_max_position_embeddings is %g at the top level, but %d in the RoPE "
-            "parameters. transformers 4 reads one, transformers 5 the other: make both equal",
+            "parameters. transformers 4 and transformers 5 read different ones of these two "
+            "values: "
+            "make the values equal",
             s->path, json_number_value(length), m->rope_scaling.original_length);
     warn_of_unknown(s, rope, m->rope_scaling.type);
 }
@@ -282,7 +284,8 @@ static void read_layer_types(ModelConfig *m, const HfConfig *s)
               every = key ? (int)key->default_value : 0;
     m->layer_types.count = m->n_layers;
     if (types && json_array_size(types) != (size_t)m->n_layers)
-        wrong(s, "layer_types", "one for each of num_hidden_layers", types);
+        wrong(s, "layer_types", "a list with one type for each of the num_hidden_layers layers",
+              types);
     for (int l = 0; l < m->n_layers; l++) {
         const char *type = json_string_value(json_array_get(types, (size_t)l));
         const bool slides = type && strcmp(type, "sliding_attention") == 0;
@@ -312,7 +315,8 @@ static void read_no_rope(ModelConfig *m, const HfConfig *s)
         const json_t *rotates = json_array_get(list, (size_t)l);
         if (!json_is_integer(rotates) ||
             json_integer_value(rotates) != ((l + 1) % m->no_rope_interval != 0))
-            wrong(s, "no_rope_layers", "for each layer 1 or, for every n-th, 0", list);
+            wrong(s, "no_rope_layers",
+                  "a list with a number for each layer: 0 for every n-th layer, else 1", list);
     }
 }
 
@@ -370,8 +374,8 @@ static void choose_class(HfConfig *s)
         die("%s: architecture %s (model_type %s) is not supported, only %s", s->path,
             class ? class : "missing", type ? type : "missing", architecture_names());
     if (type && with_layers(s, architecture_of_type(type)) != s->class)
-        die("%s: model_type is %s, but its architectures belong to the model_type %s; correct one "
-            "of the two, because some programs read the one and some the other",
+        die("%s: model_type is %s, but its architectures belong to the model_type %s; correct "
+            "model_type or architectures: some programs read model_type, others architectures",
             s->path, type, s->class->model_type);
 }
 

@@ -20,7 +20,7 @@ const HfKey hf_keys[] = {
     { "hidden_act",              HF_ONLY,     "[\"silu\", \"swish\"]" },
     { "attention_bias",          HF_ONLY | HF_UNLISTED, "false" },
     { "attention_bias",          HF_IGNORED | HF_LISTED },
-    { "attention_dropout",       HF_ONLY,     "0.0", .why = "training has no dropout: set it to 0.0 to train without" },
+    { "attention_dropout",       HF_ONLY,     "0.0", .why = "dropout is not supported: set attention_dropout to 0.0 to train without dropout" },
     { "initializer_range",       HF_WRITTEN,  "model.init_std" },
     { "use_cache",               HF_LITERAL,  "true" },
     { "hidden_size",             HF_VALUE,    "model.d_model", NAN },
@@ -65,7 +65,7 @@ const HfKey hf_keys[] = {
     { "rope_parameters",         HF_ROTATION },
     { "original_max_position_embeddings", HF_ROTATION },
 
-    /* keys that no class here declares, but transformers reads for all */
+    /* keys that no class here declares, but that transformers reads for all classes */
     { "is_causal",               HF_REFUSED,  "true" },
     { "is_encoder_decoder",      HF_REFUSED,  "false" },
     { "attention_chunk_size",    HF_REFUSED,  "null", .why = OF_TRANSFORMERS },
@@ -73,7 +73,7 @@ const HfKey hf_keys[] = {
     { "per_layer_config",        HF_REFUSED,  "null", .why = "all layers have the same sizes here" },
     { "pruned_heads",            HF_REFUSED,  "null", .why = "all layers have the same heads here" },
     { "text_config",             HF_REFUSED,  "null",
-      .why = "of classes with a text_config only LlavaForConditionalGeneration is read" },
+      .why = "LlavaForConditionalGeneration is the only supported class with a text_config" },
     { "decoder",                 HF_REFUSED,  "null", .why = "only models of text are read" },
     { "generator",               HF_REFUSED,  "null", .why = "only models of text are read" },
     { "text_encoder",            HF_REFUSED,  "null", .why = "only models of text are read" },

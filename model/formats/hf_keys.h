@@ -8,7 +8,7 @@
  * names them. */
 typedef enum {
     HF_VALUE, /* a number or a truth value in the ModelConfig */
-    /* as HF_VALUE, for a token id: of a list, the first; -1 if it is not in the vocabulary */
+    /* as HF_VALUE, for a token id. List: the first id. An id that is not in the vocabulary: -1 */
     HF_TOKEN,
     HF_ROTATION, /* read by read_rope */
     HF_BLOCKS,   /* read by read_windows */
@@ -27,7 +27,7 @@ typedef struct {
     const char *key;
     int kind; /* HfKind, perhaps with a flag */
     /* a key of config_keys, or JSON. HF_ONLY and HF_REFUSED: a value or a list of values; a list in
-     * the file is accepted if all of its elements are */
+     * the file is accepted if each of its elements is accepted */
     const char *what;
     double otherwise; /* default of all classes; NAN: the file must give a value */
     const char *why;  /* HF_REFUSED and HF_ONLY: what to do; NULL: no advice */
@@ -43,7 +43,7 @@ typedef struct {
 /* ends with key NULL */
 extern const HfRopeKey hf_rope_keys[];
 
-/* Whether the row applies to this class, by its flags. */
+/* Whether the row's flags HF_LISTED and HF_UNLISTED allow this class. */
 bool hf_key_is_of(const HfKey *k, const Architecture *a);
 
 /* The row of a key in the config.json of this class; NULL: there is none. */

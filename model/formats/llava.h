@@ -10,8 +10,8 @@
 #define LLAVA_TYPE "llava"
 
 /* If `config` is of this class, sets m->image and returns text_config with the class's defaults,
- * which the caller owns. Otherwise returns NULL and sets m->image to that of a text model. Dies on
- * unsupported settings; `path`: path of the file. */
+ * which the caller owns. Otherwise returns NULL and sets m->image to the values of a model that
+ * reads only text. Dies on unsupported settings; `path`: path of the file. */
 json_t *llava_text(ModelConfig *m, const json_t *config, const char *path);
 
 /* The content of config.json. text: the text model's configuration; the function takes ownership.

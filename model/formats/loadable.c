@@ -63,7 +63,7 @@ static _Noreturn void die_olmo(const char *where, const char *folder)
 static _Noreturn void die_transformers(const char *where, const char *what, const char *folder,
                                        const char *more)
 {
-    die("%s: %s; only safetensors can be read. Save it again with transformers and load the "
+    die("%s: %s; only safetensors can be read. Save the model again with transformers and load the "
         "result:\n"
         "  python3 -c \"from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
         "[X.from_pretrained('%s'%s).save_pretrained('OUTPUT') for X in (M, T)]\"",
@@ -118,7 +118,7 @@ static void check_folder(const char *where, const char *key, const char *folder)
             "  hf download %s --local-dir %s\n  --%s=%s",
             where, folder, name_of(folder), key, name_of(folder));
     if (stat(folder, &status) != 0)
-        die("%s: %s; give its folder: --%s=FOLDER", where,
+        die("%s: %s; give the model's folder: --%s=FOLDER", where,
             errno == ENOENT ? "there is no such folder" : strerror(errno), key);
     if (!S_ISDIR(status.st_mode))
         die_file(where, folder, key);

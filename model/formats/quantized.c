@@ -182,7 +182,7 @@ static void check(const char *folder, const char *file, json_t *settings, const 
     fprintf(f, "%.64s", name);
     print_details(f, settings);
     if (key)
-        fprintf(f, ", by its %s", key);
+        fprintf(f, " (key %s)", key);
     fclose(f);
     die("%s/%s: the weights are quantized with %s, " LOAD_16_BIT, folder, file, text);
 }

@@ -79,7 +79,7 @@ const ConfigKey config_keys[] = {
            { "all", FAST_ALL }), C(recipe.fast), "FP8 GEMMs that use fast accumulation: faster sums with fewer bits"),
     WORD  ("fp8.scales", CHOICE | FOLLOWS, "null", WORDS({ "microbatch", PER_MICROBATCH }, { "step", PER_STEP }), C(recipe.scales),
            "how long the scale of an FP8 GEMM operand is valid. microbatch: one micro-batch; step: one step, which saves passes "
-           "over memory. With step, the scale is the first micro-batch's with headroom"),
+           "over memory. With step, all micro-batches use the scale of the first micro-batch, enlarged by headroom"),
     WORD  ("fp8.down_scales", CHOICE | FOLLOWS, "null", WORDS({ "tensor", DOWN_TENSOR }, { "channel", DOWN_CHANNEL }),
            C(recipe.down_scales),
            "scales of the FP8 input of each down_proj. tensor: one scale; channel: one scale, and a factor for each outlier "
@@ -126,7 +126,7 @@ const ConfigKey config_keys[] = {
     OPTION("model.mlp_hidden_size", LONG, "null", 0, 2, MANY - 1, X(mlp_hidden_size),
            "width of gate and up together: twice Hugging Face's intermediate_size"),
     OPTION("model.intermediate_size", INT | SPENT, "null", 0, 1, (MANY - 1) / 2, X(intermediate_size),
-           "width of the MLP, as in Hugging Face's config.json: half of mlp_hidden_size. Give only one of the two"),
+           "width of the MLP, as in Hugging Face's config.json: half of mlp_hidden_size. Give only one of these two keys"),
     NUMBER("model.mlp_ratio", DOUBLE | SPENT, "4", TINY, 1e6, X(mlp_ratio),
            "mlp_hidden_size / d_model, if mlp_hidden_size is not given"),
     EXPERT_MODEL_ROWS,
@@ -177,7 +177,7 @@ const ConfigKey config_keys[] = {
     NUMBER("model.rope_scaling.beta_slow", DOUBLE, "1", TINY, 1e6, C(model.rope_scaling.beta_slow),
            "yarn: frequencies with fewer rotations than this within original_max_position_embeddings tokens are divided by `factor`"),
     OPTION("model.rope_scaling.attention_factor", DOUBLE, "null", 0, TINY, 1e6, C(model.rope_scaling.attention_factor),
-           "yarn: q and k are multiplied by this; default: 0.1 ln(factor) + 1"),
+           "yarn: q and k are multiplied by this factor; default: 0.1 ln(factor) + 1"),
     OTHER ("model.rope_scaling.full_attn_layers_only", BOOL, "false", C(model.rope_scaling.full_attn_layers_only),
            "scale only layers without a sliding window (OLMo-3)"),
     WORD  ("model.init_fn", CHOICE, "normal", WORDS({ "mitchell", INIT_MITCHELL }, { "normal", INIT_NORMAL },
@@ -333,10 +333,10 @@ const ConfigKey config_keys[] = {
     OTHER ("try_load_latest_save", BOOL, "false", C(try_load_latest_save),
            "continue from the newest checkpoint in save_folder, if there is one"),
     OTHER ("restore_dataloader", BOOL, "true", C(restore_dataloader),
-           "continue the data after the last batch of load_path. false: start at the beginning of the data, which may be other "
-           "data than load_path's"),
+           "continue the data at the position of the checkpoint load_path. false: start at the beginning of the data, which may "
+           "differ from the data of that checkpoint's run"),
     OTHER ("reset_optimizer_state", BOOL, "false", C(reset_optimizer_state),
-           "load neither the moments of load_path nor the snapshots of a mean"),
+           "start with new moments and a new average of weights instead of those in load_path"),
     OTHER ("reset_trainer_state", BOOL, "false", C(reset_trainer_state),
            "start at step 0, with the weights and moments of load_path"),
 

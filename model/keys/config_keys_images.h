@@ -42,8 +42,8 @@
     OTHER("evaluators[].data.image_paths", PATHS, "[]", E(files.image_paths), \
           "image indexes, one file per shard of the evaluation set"), \
         OTHER("evaluators[].data.image_features", STRING, "null", E(files.image_features), \
-              "as data.image_features. With type downstream: features of the images " \
-              "in the questions; then image_paths is not given")
+              "folder of image features of the evaluation set. With type downstream: " \
+              "features of the images in the questions; do not give image_paths")
 
 #define GENERATE_FEATURES_ROW \
     OTHER("generate_features", STRING, "null", C(generate_features), \

@@ -19,8 +19,8 @@
                "attention an equal share of the heads. So the number must divide " \
                "n_heads. It must also divide n_kv_heads or be a multiple of n_kv_heads; " \
                "in the second case, several ranks share a key/value head. If a short " \
-               "document lies on one rank, this rank computes its attention without " \
-               "communication. FSDP shards weights over context ranks, too, even with " \
+               "document lies on one rank, this rank computes the document's attention " \
+               "without communication. FSDP shards weights over context ranks, too, even with " \
                "NO_SHARD. With `generate`, context ranks only shard weights. A run may " \
                "resume with another number"), \
         NUMBER("parallelism.tensor", INT, "1", 1, 1024, C(strategy.tensor_ranks), \
@@ -46,7 +46,7 @@
              C(strategy.pipeline_schedule), \
              "order of forward and backward passes, for p stages, v virtual stages and " \
              "m micro-batches per step. 1F1B: a stage alternates between forward and " \
-             "backward passes; it is idle for (p-1)/(m+p-1) of the time. Interleaved1F1B: stages " \
+             "backward passes and is idle for (p-1)/(m+p-1) of the time. Interleaved1F1B: stages " \
              "idle (p-1)/(vm+p-1) of the time, but send more messages and save more " \
              "activations. Sequential: one micro-batch after the other, with the least " \
              "memory"), \

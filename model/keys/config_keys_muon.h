@@ -19,4 +19,4 @@
             "sqrt(max(rows, columns)), for use with AdamW's learning rate and weight " \
             "decay; original: sqrt(max(1, rows / columns))"), \
         OTHER("optimizer.per_head", BOOL, "false", C(optimizer.per_head), \
-              "muon: each head of q, k and v is a matrix of its own")
+              "muon: orthogonalize each head of q, k and v as a separate matrix")

@@ -66,8 +66,8 @@ void model_rules_windows(ModelConfig *m, const char *where)
     for (int l = 0; l < m->n_layers && !any; l++)
         any = m->layer_types.slides[l % m->layer_types.count];
     if (any && m->layer_types.count > 0 && m->sliding_window == 0)
-        die("%s: layer_types has sliding_attention, but there is no sliding_window; give one, or "
-            "only full_attention",
+        die("%s: layer_types has sliding_attention, but there is no sliding_window; give "
+            "sliding_window, or only full_attention",
             where);
     if (!any)
         m->sliding_window = 0;

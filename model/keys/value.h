@@ -3,7 +3,8 @@
 #include "model/keys/types.h"
 #include "model/keys/yaml.h"
 
-/* parses and stores a value; dies with where, expected, found */
+/* parses and stores a value. Dies on a wrong value; the message says where it is, what is expected
+ * and what was found */
 void value_parse(void *holder, const ConfigKey *k, const YamlNode *n);
 /* as value_parse, for the text of a scalar; NULL: null */
 void value_parse_text(void *holder, const ConfigKey *k, const char *text, const char *file);

@@ -72,7 +72,7 @@ static RowRange part_of(const Stream *stream, RowRange document, int r)
     return (RowRange){ first, (last < end ? last : end) - first };
 }
 
-/* The rank whose part contains the whole document; -1: several ranks have rows of it. */
+/* The rank whose part contains the whole document; -1: several ranks have rows of the document. */
 static int rank_of(const Stream *stream, RowRange document)
 {
     const int first = document.first % stream->T, last = first + document.count - 1;

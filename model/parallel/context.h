@@ -1,13 +1,14 @@
 /* Context parallelism: c ranks share the sequences of a micro-batch [Ulysses: Jacobs et al. 2023].
  * Outside attention, each rank has a c-th part of the tokens of every sequence, with all heads. In
- * attention, it has all tokens, with a c-th part of the heads. So attention kernels, windows and
- * documents always see whole sequences:
+ * attention, each rank has all tokens, with a c-th part of the heads. So attention kernels, windows
+ * and documents always see whole sequences:
  *
  *     qkv_rotated (N, S) -exchange-> (cN, S/c) -attention-> (cN, HD/c) -exchange-> attn_out (N, HD)     N tokens each, c ranks
  *
  * With fewer key heads than ranks, several consecutive ranks get a copy of the same head; the
  * exchange of gradients adds the gradients of these copies. A document that lies entirely on one
- * rank may skip the exchange (context_work.h): that rank computes its attention with all heads.
+ * rank may skip the exchange (context_work.h): that rank computes the document's attention with all
+ * heads.
  *
  * On one rank, each function returns its input tensor, or does nothing. */
 #pragma once
@@ -34,13 +35,13 @@ Tensor context_heads(const Stream *stream, const Acts *a, Tensor buffer, Tensor 
 
 /* The buffer into which attention writes the tensor that becomes x. */
 Tensor context_buffer(const Stream *stream, Tensor buffer, Tensor x);
-/* Exchanges this buffer back to x. Rows of x that are not exchanged do not change. */
+/* Exchanges `buffer` back to x. Rows of x that are not exchanged do not change. */
 void context_tokens(const Stream *stream, const Acts *a, Tensor x, Tensor buffer);
 
 /* Runs attention on whole sequences with this rank's heads. */
 Attention context_attention(const Stream *stream, Attention a);
 
-/* Selects this rank's N of the (B, T) `values` on the host: its context rank's part of each
- * sequence, and of this the part of its tensor rank. Returns a pointer into `values` or to
+/* Selects this rank's N of the (B, T) `values` on the host: the context rank's part of each
+ * sequence, and from this part the tensor rank's part. Returns a pointer into `values` or to
  * stream->host_part. */
 const int *context_part(const Stream *stream, const int *values);

@@ -1,8 +1,8 @@
 /* Chooses which documents context ranks exchange (context.h). All ranks share the attention of an
  * exchanged document, by heads. A document that lies in one rank's part can stay there: its tokens
- * need no exchange, but this rank does all of its attention, while other ranks may wait. So short
- * documents stay; long ones stay only if all ranks have some. Work is counted in pairs of a query
- * and a key, with all heads. */
+ * need no exchange, but this rank computes all of the document's attention, while other ranks may
+ * wait. So short documents stay; long documents stay only if all ranks have some. Work is counted
+ * in pairs of a query and a key, with all heads. */
 #pragma once
 #include "model/shape/config.h"
 

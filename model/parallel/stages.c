@@ -66,7 +66,7 @@ static void send(Model *m, const ParamStore *store, Neighbour to, int unit, Tens
     Outgoing *o = &m->outgoing[to];
     const Tensor stream = tensor_rows(o->stream, 0, x.rows);
     if (store->placed)
-        transfer_wait(&o->message, "the message before", unit);
+        transfer_wait(&o->message, "the previous message", unit);
     device_copy(stream.data, x.data, tensor_bytes(x));
     if (amax)
         device_copy(o->amax.data, amax, sizeof *amax);
@@ -103,8 +103,8 @@ void stages_send_gradient(Model *m, const ParamStore *store, UnitRange units)
     send(m, store, PREVIOUS_STAGE, units.first, m->text.work.dres, m->text.work.dres_amax);
 }
 
-/* This rank's slice of a unit that is also on another stage; count 0: the slice has no trained
- * element. */
+/* This rank's slice of the tied embedding, which is on the first and the last stage; count 0: the
+ * slice has no trained element. */
 static Slice tied_slice(const ParamStore *store)
 {
     const Shard *s = &store->shard[unit_of_head_matrix(store->shape->config)];

@@ -1,5 +1,5 @@
-/* What a pipeline stage (pipeline.h) exchanges with its neighbours, and its micro-batches in
- * flight.
+/* What a pipeline stage (pipeline.h) exchanges with its neighbours, and the activations of each
+ * micro-batch in flight.
  *
  *     forward    receive -> unit_acts[first].attn_res ... unit_acts[end].attn_res -copy-> outgoing[NEXT_STAGE] -send->
  *     backward   receive -> work.dres               ... work.dres               -copy-> outgoing[PREVIOUS_STAGE] -send->
@@ -30,8 +30,8 @@ void stages_receive_stream(Model *m, const ParamStore *store, UnitRange units);
 void stages_receive_gradient(Model *m, const ParamStore *store, UnitRange units);
 
 /* With tied embeddings, call after the backward passes of a step. The first stage has the gradient
- * of the embedding, the last stage the gradient of the head. Both get the sum, with the same bits.
- * Uses stages_tied_bytes of store->staging. */
+ * of the embedding, the last stage the gradient of the head. Both stages get the sum, with the same
+ * bits. Uses stages_tied_bytes of store->staging. */
 void stages_sum_tied(ParamStore *store);
 size_t stages_tied_bytes(const ParamStore *store);
 

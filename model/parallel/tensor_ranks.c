@@ -33,9 +33,9 @@ Tensor rows_buffer(const Stream *stream, Tensor t)
                                                             : own_rows(stream, t);
 }
 
-/* Makes the scale of t the scale of all ranks' tokens. A scale grows with the maximum from which it
- * is computed, and this maximum with the observed maximum. So the largest values over ranks are the
- * values for all tokens. */
+/* Makes the scale of t the scale of all ranks' tokens. The scale is computed from a maximum, and
+ * grows with it; that maximum grows with the observed maximum. So the maximum over ranks of each of
+ * these values is the value for all tokens. */
 static void share_scale(Tensor t)
 {
     float *const x = t.scale_amax ? t.scale_amax : t.scale;

@@ -103,8 +103,8 @@ static void add_channels(Planner *p, Tensor *t)
         plan_shared_rows(p->m, BUFFER_down_folded, t->format, s->config->d_model, t->cols);
 }
 
-/* Plans a GEMM operand. In the list of buffers, the buffer of its transpose follows its own. With
- * FP8, forward reads the rows; the copy that backward reads must be kept. */
+/* Plans a GEMM operand. In enum Buffer, the operand's transpose follows the operand. With FP8,
+ * forward reads the rows; the copy that backward reads must be kept. */
 static Tensor operand(Planner *p, bool is_own, Buffer b, Format f, int cols)
 {
     if (!format_is_fp8(f))
@@ -137,9 +137,9 @@ static Planner of_stream(const Planner *p)
 
 /* Whether the stream is kept. If so, its sum with a branch is written to another buffer, and
  * backward reads the old stream: as norm input, as GEMM operand, or to run the block again. NOTE:
- * without a backward pass there are two buffers, too. matmul may round its addend once more if it
+ * without a backward pass there are two buffers, too: matmul may round its addend once more if it
  * adds in place, and an evaluation must give the same numbers as training. So the input of a
- * recomputed block is never in a buffer to which others add in place. */
+ * recomputed block is never in a buffer to which other blocks add in place. */
 static bool stream_is_kept(const Planner *p)
 {
     const Recipe *r = &p->stream->recipe;
@@ -162,8 +162,8 @@ static bool reads_input(const Stream *s, Linear l)
     return s->trains_matrices || adapter_projections(s->config, l).num_projections > 0;
 }
 
-/* The number of rows of the MLP's buffers in blocks with this `keep`. If backward does not
- * recompute the MLP, forward must leave the rows of all tokens for backward. */
+/* Returns p with the number of rows of the MLP's buffers in blocks with this `keep`. If backward
+ * does not recompute the MLP, forward must leave the rows of all tokens for backward. */
 static Planner of_mlp(const Planner *p, Keep keep)
 {
     Planner mlp = *p;
@@ -316,9 +316,9 @@ static void plan_acts(Planner *p, Acts *a)
     }
 }
 
-/* Plans a gradient that is a GEMM operand. For FP8, the GEMM of the input's gradient reads its
- * rows, and the GEMM of the weight's gradient its transpose, unless the weight is an adapter. All
- * blocks share the gradient, so it has no scale_amax of its own. */
+/* Plans a gradient dy that is a GEMM operand. In FP8, the GEMM of the input's gradient reads dy's
+ * rows, and the GEMM of the weight's gradient reads dy's transpose, unless the weight is an
+ * adapter. All blocks share dy; plan_gradients adds each block's scale_amax. */
 static Tensor gradient_operand(Planner *p, Buffer b, int cols)
 {
     Tensor t = operand(p, false, b, p->stream->recipe.gradient, cols);
@@ -329,8 +329,8 @@ static Tensor gradient_operand(Planner *p, Buffer b, int cols)
 }
 
 /* The rows of dgate_up overwrite the saved gate and up if both have the same size: FP8 and FP8, or
- * the same format. Otherwise all blocks share the rows. They also share them if scales are valid
- * for a step: then a gradient beyond its range is computed again from gate and up. */
+ * the same format. Otherwise all blocks share the rows. Blocks also share the rows if scales are
+ * valid for a step: then a gradient beyond its range is computed again from gate and up. */
 static Tensor plan_dgate_up(Planner *p, int cols)
 {
     const Format saved = p->stream->recipe.saved_mlp, f = p->stream->recipe.gradient;
@@ -366,7 +366,7 @@ static void plan_gradients(Planner *p, Tensor dgate_up, Tensor dqkv_op)
 }
 
 /* Work memory of attention on a GPU: in backward, per row and head, sums of dq in F32, dk and dv in
- * BF16 where heads share keys, and four floats more. Sizes are padded to tiles of 128 rows and 64
+ * BF16 where heads share keys, and four more floats. Sizes are padded to tiles of 128 rows and 64
  * columns. The last tiles of documents are padded too: an eighth is added for them. If this memory
  * is missing or too small, attention allocates its own. */
 static void plan_scratch(Model *m, Stream *s)
@@ -507,8 +507,8 @@ void plan_head_input(Planner *p, Model *m, int unit)
     m->unit_acts[unit].attn_res = place_stream(p);
 }
 
-/* Plans the slots if there are fewer slots than saves. Each slot is large enough for any block.
- * The sizes of blocks come from the previous plan. */
+/* Plans the slots if there are fewer slots than saves (offload.h). Each slot is large enough for
+ * any block. The sizes of blocks come from the previous plan. */
 static void plan_slots(Arena *arena, Model *m)
 {
     Offload *o = &m->offload;

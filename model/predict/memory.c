@@ -57,9 +57,9 @@ static double spare(const Config *c)
     return (tensor_ranks(&c->strategy) > 1 ? 3.3 : 3.0) * (1 << 30);
 }
 
-/* How much the plan may take with whole gradients and kept weights. Both together may fill the
- * device except a reserve; weights may only use memory that other programs leave free now. Used
- * memory up to the plan's size counts as this program's own. */
+/* How many bytes the plan may take with whole gradients and kept weights: all of the device except
+ * a reserve, but kept weights may only use memory that other programs leave free now. Used memory
+ * up to the plan's size counts as this program's own. */
 static double most_with_weights(const Config *c)
 {
     const double used = c->dry_run || c->device_memory > 0 ? 0 : (double)device_memory_used();
@@ -94,7 +94,7 @@ static bool sums_once(const Search *s)
 
 /* Sets *choice, a field of s->p, to the largest number from `least` to `largest` with which the
  * plan takes at most `bytes`, and returns it. Memory must grow with the number. If no number fits,
- * it is `least`. */
+ * *choice is `least`. */
 static int largest_that_fits(Search *s, int *choice, int least, int largest, double bytes)
 {
     while (least < largest) {
@@ -108,8 +108,8 @@ static int largest_that_fits(Search *s, int *choice, int least, int largest, dou
     return least;
 }
 
-/* The minimum over ranks. With stages, which have different units, it is the minimum over the ranks
- * of one stage: these gather together, and their tensors have the same offsets in memory. */
+/* The minimum over ranks. With stages, which have different units, the minimum over the ranks of
+ * one stage: these ranks gather together, and their tensors have the same offsets in memory. */
 static int least_of_ranks(const ShardChoice *p, int own)
 {
     return (int)(p->pipe.stages > 1 ? agree_least_of_stage(own) : agree_least(own));
@@ -121,8 +121,8 @@ static int most_resident(Search s)
         &s.p, largest_that_fits(&s, &s.p.resident, 0, s.store->num_units, most_with_weights(s.c)));
 }
 
-/* How much the plan may take if the rest can be on the host. Without device_memory, the CPU back
- * end moves nothing, because its device memory is host memory. */
+/* How many bytes the plan may take if the rest can be on the host. Without device_memory, the CPU
+ * back end moves nothing, because its device memory is host memory. */
 static double most_planned(const Config *c)
 {
     if (c->device_memory == 0 && strcmp(device_build(), "cpu") == 0)
@@ -433,7 +433,7 @@ static void print_details(const Model *m, const ParamStore *store, const Config 
                 false };
     if (m->text.forward_only) {
         add_item(&l, "weights %.3f", gib((double)z->frozen));
-        add_item(&l, "gathered or rounded again %.3f", weights);
+        add_item(&l, "gathered or converted weights %.3f", weights);
         add_item(&l, "activations of one block %.3f", gib((double)b->work));
         add_item(&l, "head %.3f", gib((double)b->head));
         if (b->cache > 0)
@@ -453,7 +453,7 @@ static void print_details(const Model *m, const ParamStore *store, const Config 
     printf("; total %.3f of %.1f\n", gib((double)model_planned_bytes(m, store)),
            gib(memory_of_device(c)));
     if (!m->text.forward_only)
-        printf("while a checkpoint is written, up to %.3f GiB of host memory besides\n",
+        printf("while a checkpoint is written, up to %.3f GiB more host memory\n",
                gib((double)memory_of_snapshot(store, c)));
 }
 
@@ -467,7 +467,8 @@ void memory_print(const Model *m, const ParamStore *store, const Config *c)
     print_sharding(m, store, c);
     print_host(m, store);
     if (recipe_recomputes(&m->text.recipe) && m->text.tile < m->text.rows)
-        printf("the MLP in tiles of %d tokens, where backward runs it again\n", m->text.tile);
+        printf("MLP in tiles of %d tokens, in the blocks whose MLP backward recomputes\n",
+               m->text.tile);
 }
 
 /* All ranks must see the same free host memory: after one rank allocates, another would see less.

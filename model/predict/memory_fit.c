@@ -94,9 +94,10 @@ static void print_largest(const Config *c, int largest)
         printf("largest micro-batch that fits: %d sequence%s of %d tokens", largest,
                largest > 1 ? "s" : "", c->model.max_sequence_length);
     if (largest == all)
-        puts(", all that a rank has in a step");
+        puts(", all sequences of a rank in a step");
     else if (largest > 0)
-        printf("; of the numbers that divide a rank's %d in a step: %d\n", all, divisor);
+        printf("; the largest that divides the %d sequences of a rank in a step: %d\n", all,
+               divisor);
 }
 
 void memory_fit_print(const Config *c)

@@ -118,7 +118,7 @@ static void try_all(Search *search, const Config *c)
     }
 }
 
-/* Prints a setting that a mesh needs, or that undoes a configured one. */
+/* Prints a setting if the mesh needs it, or if the configuration has another value. */
 static void print_setting(const char *name, int n, int given)
 {
     if (n > 1 || given > 1)
@@ -151,7 +151,7 @@ static void print_found(const Config *c, const Found *x)
            replicas, s->shard_ranks / context, context, tensor, stages, 1e3 * x->seconds, x->speed,
            x->device / (1 << 30));
     if (x->host > 0)
-        printf(", %.1f of its host", x->host / (1 << 30));
+        printf(", %.1f GiB of host memory", x->host / (1 << 30));
     printf("\n    ");
     print_replicas(s, replicas);
     print_setting("context", context, context_ranks(&c->strategy));

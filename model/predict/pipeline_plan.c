@@ -30,12 +30,13 @@ void pipeline_print(const ParamStore *store)
     if (!store->forward_only)
         printf(", %s", names[p->schedule]);
     if (p->chunks > 1)
-        printf(" with %d rows of blocks each", p->chunks);
+        printf(" with %d virtual stages each", p->chunks);
     if (store->forward_only)
         puts("");
     else
-        printf(", %d micro-batch%s a step; if all take as long, stages wait for each other %.1f %% "
-               "of the time\n",
+        printf(", %d micro-batch%s a step; if all micro-batches take the same time, stages wait "
+               "for each "
+               "other %.1f %% of the time\n",
                p->micro_batches, p->micro_batches > 1 ? "es" : "", 100 * pipeline_bubble(p));
 }
 
@@ -54,7 +55,7 @@ static void print_stage(const Config *c, const Model *m, const ParamStore *store
     const int saved = m->text.forward_only ? 0 : in_flight(&store->pipe);
     if (saved > 0)
         printf("; activations of %d micro-batch%s%s", saved, saved > 1 ? "es" : "",
-               store->pipe.chunks > 1 ? ", each in one row" : "");
+               store->pipe.chunks > 1 ? ", each in one virtual stage" : "");
     printf("; %.3f GiB", (double)model_planned_bytes(m, store) / (1 << 30));
     const size_t on_host = offload_host_bytes(m) + store_host_bytes(store, NUM_HOSTED);
     if (on_host > 0)

@@ -6,6 +6,6 @@
  * stages wait for each other. */
 void pipeline_print(const ParamStore *store);
 
-/* Plans every stage, and prints the units and the memory of each on rank 0. Returns the stage with
- * the most memory; 0 without stages. All ranks must call this. */
+/* Plans every stage, and prints the units and the memory of each stage on rank 0. Returns the stage
+ * with the most memory; 0 without stages. All ranks must call this. */
 int pipeline_print_stages(const Config *c);

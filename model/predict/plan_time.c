@@ -85,13 +85,13 @@ static char *advice_for_exchanges(const Config *c, TimeUse use, double percent)
               ranks = use == USE_TENSOR ? tensor : tensor * context_ranks(&c->strategy);
     const char *name = use == USE_TENSOR || tensor >= c->gpus_per_host ? "tensor" : "context";
     if (ranks > c->gpus_per_host)
-        return xasprintf("computation waits %.0f %% of the step, mostly for what %s ranks of "
-                         "several hosts exchange: a smaller "
-                         "parallelism.%s, so that they fit one host, avoids the network",
+        return xasprintf("computation waits %.0f %% of the step, mostly for exchanges of %s ranks "
+                         "between hosts: with a smaller parallelism.%s these ranks fit on one host "
+                         "and do not use the network",
                          percent, use == USE_TENSOR ? "tensor" : "context", name);
-    return xasprintf("computation waits %.0f %% of the step, mostly for what %s ranks exchange: a "
-                     "smaller parallelism.%s, with "
-                     "more shards in its place where memory allows, exchanges less",
+    return xasprintf("computation waits %.0f %% of the step, mostly for exchanges of %s ranks: a "
+                     "smaller parallelism.%s, with more shards instead where memory allows, "
+                     "exchanges less",
                      percent, name, name);
 }
 
@@ -103,21 +103,20 @@ static char *advice_for_waiting(const Config *c, TimeUse use, double percent)
     if (use == USE_HOST)
         return xasprintf("computation waits %.0f %% of the step, mostly for copies from and to the "
                          "host: a larger "
-                         "global_train_batch_size updates less often, and more ranks or less "
-                         "device_train_microbatch_size leave "
-                         "more on the device",
+                         "global_train_batch_size updates less often, and more ranks or a smaller "
+                         "device_train_microbatch_size leave more data on the device",
                          percent);
     if (use == USE_SEND)
         return xasprintf(
-            "stages wait for each other %.0f %% of the step: more micro-batches, by a larger "
-            "global_train_batch_size "
-            "or a smaller device_train_microbatch_size, or Interleaved1F1B, shorten that",
+            "stages wait for each other %.0f %% of the step: more micro-batches (a larger "
+            "global_train_batch_size or a smaller device_train_microbatch_size) or Interleaved1F1B "
+            "shorten the waits",
             percent);
     if (use == USE_GATHER &&
         c->strategy.shard_ranks * tensor_ranks(&c->strategy) > c->gpus_per_host)
         return xasprintf("computation waits %.0f %% of the step, mostly for gathered weights: "
-                         "HYBRID_SHARD with a replica on each "
-                         "host gathers inside hosts; a larger %s gathers less often",
+                         "HYBRID_SHARD with one replica per host gathers only inside hosts; a "
+                         "larger %s gathers less often",
                          percent,
                          in_stages ? "global_train_batch_size" : "device_train_microbatch_size");
     if (use == USE_GATHER && !in_stages)
@@ -155,10 +154,10 @@ char *plan_time_advice(const Config *c, const StepTime *t)
         return xasprintf("the optimizer takes %.0f %% of the step: a larger "
                          "global_train_batch_size updates less often",
                          update);
-    return xasprintf("computation takes %.0f %% of the step, so other links would change little; a "
-                     "recipe that recomputes less, or "
-                     "FP8 products, computes less",
-                     100 * t->exposed[USE_COMPUTE] / t->seconds);
+    return xasprintf(
+        "computation takes %.0f %% of the step, so faster links would change little; a "
+        "recipe that recomputes less, or FP8 GEMMs, computes less",
+        100 * t->exposed[USE_COMPUTE] / t->seconds);
 }
 
 /* ---- words ----------------------------------------------------------------------------------- */
@@ -201,8 +200,8 @@ static void print_step(const Config *c, const StepTime *t)
     printf("time of a step, predicted for H100s of 700 W%s:\n",
            c->ranks > PLAN_TIME_MEASURED_RANKS ? " (not measured beyond 2 GPUs)" : "");
     print_table(c, t);
-    printf("predicted: %.0f ms a step, %.0f tokens/s of each GPU, %.1f %% of what its peak FLOP/s "
-           "allow\n",
+    printf("predicted: %.0f ms a step, %.0f tokens/s of each GPU, %.1f %% of the speed at peak "
+           "FLOP/s\n",
            1e3 * t->seconds, speed, 100 * utilization(c, speed));
     printf("limit: %s\n", advice);
     free(advice);

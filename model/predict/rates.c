@@ -85,7 +85,7 @@ static double products_per_second(const Event *e)
     return rate(e->bits == 8 ? RATE_FP8 : e->bits == 16 ? RATE_BF16 : RATE_F32);
 }
 
-/* The GEMM's products hide a part of the bytes that it moves. */
+/* A GEMM's products hide a part of the time for the bytes that it moves. */
 static double device_seconds(const Event *e)
 {
     const double bytes = e->bytes * (e->flops > 0 && !is_attention(e) ? rate(RATE_EXPOSED) : 1);
@@ -96,7 +96,7 @@ static double device_seconds(const Event *e)
 
 /* ---- ranks ----------------------------------------------------------------------------------- */
 
-/* How many ranks of its group are on a rank's own host. */
+/* How many ranks of this rank's group g are on its host. */
 static int neighbours_on_host(const Topology *p, Ranks g)
 {
     const int first = p->rank / p->gpus_per_host * p->gpus_per_host,
@@ -117,7 +117,7 @@ static bool is_on_host(const Topology *p, int stages)
 
 static double network(const Topology *p)
 {
-    CHECK(p->network > 0, "ranks on several hosts, and no speed of the network");
+    CHECK(p->network > 0, "ranks are on several hosts, but the speed of the network is not given");
     return p->network * 1e9;
 }
 

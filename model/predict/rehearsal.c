@@ -22,7 +22,8 @@ typedef struct {
     int open;
 } Recorder;
 
-/* A mark in a rehearsal: its number when it was queued last. */
+/* A DeviceMark in a rehearsal. Each time a mark is queued it gets a new number; this is the
+ * latest. */
 typedef struct {
     int number;
 } Number;
@@ -111,7 +112,7 @@ static void count_traffic(Recorder *w, Event *e, const Operation *o)
     size_t i = 0;
     while (strcmp(names[i].name, o->name) != 0)
         CHECK(++i < sizeof names / sizeof names[0], "%s: no kind of traffic", o->name);
-    /* of a scattered sum, this rank's part, which is the last operand */
+    /* for a reduce-scatter, count this rank's part, the last operand; else the first operand */
     const Access *a = &o->access[names[i].what == SENT_SCATTERED_SUMS ? o->count - 1 : 0];
     const size_t ranks = (size_t)comm_group_size(o->ranks),
                  stays = names[i].what == SENT_EXCHANGES ? a->bytes / ranks : 0;
@@ -193,8 +194,7 @@ static void rehearse_step(Rehearsal *r, Recorder *w, Model *m, ParamStore *store
     r->sent[SENT_HOST_VALUES] = comm_sent(SENT_HOST_VALUES) - host_values;
 }
 
-/* A step that does not count runs before the first step that counts: after it, kept weights are in
- * memory and marks exist. */
+/* One step runs before the recorded steps, so that kept weights are in memory and marks exist. */
 void rehearse(Rehearsal *r, const int *micro_batches, int count, const Config *c, int stage)
 {
     static const WatchedQueues queues = { use_queue, mark, wait_for, unmark, use_unit };

@@ -7,7 +7,7 @@
 #include "model/shape/config.h"
 #include "model/shape/pipeline.h"
 
-/* Work on a queue; a mark; a wait for a mark. Marks have numbers. */
+/* Work on a queue; a mark; a wait for a mark. Event.mark has the number of the mark. */
 typedef enum { EVENT_WORK, EVENT_MARK, EVENT_WAIT } EventKind;
 
 /* What limits the speed of work: FLOPs and device memory; the bus to the host; links between

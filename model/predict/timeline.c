@@ -20,7 +20,8 @@ typedef struct {
     int count[NUM_QUEUES], next[NUM_QUEUES];
     double at[NUM_QUEUES]; /* when the last event of the queue ended */
     double *mark;          /* [marks] when the mark was reached; NAN: not yet */
-    /* use of the queue's last work; [marks] use of the last work before the mark */
+    /* last: TimeUse of each queue's last work. cause [marks]: TimeUse of the last work before each
+     * mark */
     TimeUse last[NUM_QUEUES], *cause;
     /* [events] for computation: time that work on other queues takes from it */
     double *taken;
@@ -159,7 +160,7 @@ static void run(Stage *all, int stages)
                 open |= all[stage].next[q] < all[stage].count[q];
             }
     }
-    CHECK(!open, "a queue waits for what no other queue does");
+    CHECK(!open, "a queue waits for a mark or a message that no queue makes");
 }
 
 StepTime timeline_step(const Rehearsal *r, int stages, const Topology *topology,

@@ -48,7 +48,8 @@ void average_step(ParamStore *store, const Config *c, long step)
     store->counts.average.every = every;
     store->counts.average.count = count;
     if (is_due(step, last * every) && count < last)
-        warn("step %ld: no average is written: it has only %ld of %ld snapshots, because the run "
+        warn("step %ld: no average is written: the average has only %ld of %ld snapshots, because "
+             "the run "
              "did not load an average with the earlier snapshots",
              step, count, last);
 }

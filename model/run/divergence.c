@@ -25,20 +25,20 @@ void divergence_warn(Run *r, const StepStats *t)
     const double guess = log(r->config->model.vocab_size);
     const bool diverged = t->finite && t->loss > 2 * guess;
     if (t->spike)
-        warn("step %ld: a spike: loss %.4f is %+.1f and gradient norm %.3g %+.1f standard "
+        warn("step %ld: a spike: loss %.4f is %+.1f and gradient norm %.3g is %+.1f standard "
              "deviations from the mean of the last %d "
              "steps%s",
              t->step, t->loss, t->scores.loss, t->grad_norm, t->scores.grad_norm,
              r->state.spikes.count, t->skipped ? "; no update was made" : "");
     if (diverged && (!r->diverged || run_is_over(r)))
-        warn("step %ld: the loss is %.4g, that of an untrained model is %.4g: this model has "
+        warn("step %ld: the loss is %.4g; the loss of an untrained model is %.4g: this model has "
              "diverged. %s",
              t->step, t->loss, guess, REMEDY);
     r->diverged = diverged;
 }
 
-/* Saves the state and ends the run. what: text for the message: what has happened, except for the
- * step. */
+/* Saves the state and ends the run. what: text for the message, which begins with the step: what
+ * has happened. */
 static _Noreturn void end(Run *r, long step, const char *what, const char *advice)
 {
     const Config *c = r->config;
@@ -54,8 +54,8 @@ static _Noreturn void end(Run *r, long step, const char *what, const char *advic
         aside ? "; the state at the end of the run is saved in " : "", aside ? aside : "", advice);
 }
 
-/* Tests the current weights on the first micro-batch; later ones may be empty at the end of an
- * epoch. */
+/* Tests the current weights on the first micro-batch; later micro-batches may be empty at the end
+ * of an epoch. */
 static bool gives_finite_step(Run *r)
 {
     const Batch *b = &r->batch;
@@ -67,7 +67,7 @@ static bool gives_finite_step(Run *r)
     model_use_images(&r->model, batch_images(b, 0, r->model.text.T));
     model_micro_batch(&r->model, &r->store, b->tokens, b->targets, length_warmup_begins(r, b),
                       1 / tokens, (float)r->config->z_loss, PASS_COMPLETE);
-    watchdog_mark_together("reading its loss and gradient norm", -1);
+    watchdog_mark_together("reading the loss and gradient norm after the last update", -1);
     double loss = model_losses(&r->model).loss;
     comm_sum(&loss, 1);
     return isfinite(loss) && isfinite(optimizer_grad_norm(&r->store));
@@ -75,7 +75,8 @@ static bool gives_finite_step(Run *r)
 
 void divergence_check(Run *r)
 {
-    static const char what[] = "after its update the loss or gradient is not finite";
+    static const char what[] =
+        "after the update of this step the loss or the gradient norm is not finite";
     if (r->unproven && r->batch.sequences > 0 && !gives_finite_step(r)) {
         warn("step %ld: %s: the run ends", r->state.step, what);
         end(r, r->state.step, what, REMEDY);

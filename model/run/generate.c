@@ -96,8 +96,8 @@ static void set_length(Generator *g)
     if (wanted < m->max_sequence_length)
         m->max_sequence_length = (int)wanted;
     else if (wanted > m->max_sequence_length)
-        warn("%s: a prompt and max_new_tokens %d are more than model.max_sequence_length %d, where "
-             "the continuation ends",
+        warn("%s: a prompt with max_new_tokens %d is longer than model.max_sequence_length %d: the "
+             "continuation ends there",
              g->config.generate, g->config.max_new_tokens, m->max_sequence_length);
 }
 
@@ -249,7 +249,7 @@ static void print_speed(const Generator *g)
     if (comm_rank() != 0)
         return;
     fprintf(stderr,
-            "prompts: %ld tokens, %.0f tokens/s; memory planned: at most %.2f GiB of a rank\n",
+            "prompts: %ld tokens, %.0f tokens/s; memory planned: at most %.2f GiB per rank\n",
             g->prefilled, (double)g->prefilled / g->prefill_seconds, bytes / (1 << 30));
     if (g->decoded == 0)
         return;

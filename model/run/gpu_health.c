@@ -122,18 +122,20 @@ static void start_thread(GpuHealth *h)
 static const struct {
     const char *what, *advice;
 } faults[NUM_FAULTS] = {
-    [FAULT_HOT] = { "its driver lowers its clock because it is hot", "Look at its cooling" },
-    [FAULT_TOO_HOT] = { "its clock is halved or worse because it is too hot",
-                        "Look at its cooling" },
-    [FAULT_POWER_BRAKE] = { "its clock is halved or worse by the power brake of its server",
+    [FAULT_HOT] = { "the driver lowers the GPU's clock because the GPU is hot",
+                    "Look at the GPU's cooling" },
+    [FAULT_TOO_HOT] = { "the GPU's clock is at half speed or less because the GPU is too hot",
+                        "Look at the GPU's cooling" },
+    [FAULT_POWER_BRAKE] = { "the server's power brake has lowered the GPU's clock to half or less",
                             "Look at the power supplies" },
-    [FAULT_SLOWDOWN] = { "its clock is halved or worse by its hardware",
-                         "Look at its cooling and power" },
-    [FAULT_ECC] = { "its memory has had errors that could not be corrected",
+    [FAULT_SLOWDOWN] = { "the GPU's hardware has lowered the GPU's clock to half or less",
+                         "Look at the GPU's cooling and power" },
+    [FAULT_ECC] = { "the GPU's memory had errors that could not be corrected",
                     "See nvidia-smi -q -d ECC, and dmesg for Xid" },
-    [FAULT_REMAP_PENDING] = { "its next reset will replace faulty rows of its memory",
-                              "Reset it before the next run" },
-    [FAULT_REMAP_FAILED] = { "a row of its memory is faulty and has no spare one", "Replace it" },
+    [FAULT_REMAP_PENDING] = { "the GPU has faulty rows of memory, which the next reset replaces",
+                              "Reset the GPU before the next run" },
+    [FAULT_REMAP_FAILED] = { "a row of the GPU's memory is faulty, and there is no spare row",
+                             "Replace the GPU" },
 };
 
 /* Every rank warns about its own GPU: once for each fault, and again if the number of uncorrectable
@@ -151,10 +153,10 @@ static void name_faults(GpuHealth *h, unsigned seen, const DeviceHealth *d)
         gethostname(host, sizeof host - 1);
         if (i < NUM_SLOWDOWNS)
             snprintf(more, sizeof more,
-                     " (now %.0f degrees Celsius, %.0f MHz), and all ranks wait for it",
+                     " (now %.0f degrees Celsius, %.0f MHz), and all ranks wait for this GPU",
                      d->temperature, d->sm_clock);
         else if (i == FAULT_ECC)
-            snprintf(more, sizeof more, ", %.0f since its driver was loaded", d->ecc_uncorrected);
+            snprintf(more, sizeof more, ", %.0f since the driver was loaded", d->ecc_uncorrected);
         fprintf(stderr, "warning: rank %d on %s, GPU %s (%s): %s%s. %s\n", comm_rank(), host,
                 device_address(), device_name(), faults[i].what, more, faults[i].advice);
     }

@@ -42,7 +42,7 @@ static void drop_later_steps(Metrics *m, long last)
 static void lock(FILE *file, const char *folder)
 {
     if (flock(fileno(file), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-        die("another process trains in save_folder %s: wait for its end, or use another "
+        die("another process trains in save_folder %s: wait until it ends, or use another "
             "--save_folder",
             folder);
 }

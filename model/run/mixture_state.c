@@ -44,7 +44,7 @@ const char *mixture_other_files(const TrainState *then, const TrainState *now)
     return NULL;
 }
 
-/* Whether both have the same sources with the same ratios, in any order. */
+/* Whether `then` and `now` have the same sources with the same ratios, in any order. */
 static bool same_mixture(const TrainState *then, const TrainState *now)
 {
     int sources = 0;
@@ -127,8 +127,8 @@ void mixture_print(const Config *c, const TrainState *now, const Loader *l, long
                now->mix[i].name, 100 * share, from, from + share * sequences / n, n);
     }
     for (int i = c->data.num_mix; i < now->num_mix; i++)
-        printf(
-            "mix: %s: no longer in the mixture; its place, sequence %llu of epoch %llu, is kept\n",
-            now->mix[i].name, (unsigned long long)now->loader.source[i].instance,
-            (unsigned long long)now->loader.source[i].epoch);
+        printf("mix: %s: no longer in the mixture; its position, sequence %llu of epoch %llu, is "
+               "kept\n",
+               now->mix[i].name, (unsigned long long)now->loader.source[i].instance,
+               (unsigned long long)now->loader.source[i].epoch);
 }

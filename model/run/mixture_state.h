@@ -24,5 +24,6 @@ void mixture_check(const Loader *l, long steps);
  * `key`: the configuration's name of epochs. */
 long mixture_steps(const Config *c, const Loader *l, const char *key, double epochs);
 
-/* Prints, for each source, what the steps up to the last one take from it. Call on rank 0. */
+/* Prints, for each source, what the run takes from the source up to its last step. Call on rank
+ * 0. */
 void mixture_print(const Config *c, const TrainState *now, const Loader *l, long last_step);

@@ -25,23 +25,26 @@ void elements_free(Elements *s);
  * `stored`. */
 void sample_without_factors(Elements *s, Tensor stored);
 
-/* A dynamic range covers elements that share a scale; for F32 and BF16 moments, this number of
- * elements. */
+/* The dynamic range is measured over the elements that share a scale. F32 and BF16 moments have no
+ * scale: their range is measured over this number of elements. */
 enum { MOMENT_GROUP = 128 };
 
 /* Sums over groups, values and tensors; starts as 0. */
 typedef struct {
-    /* number of groups with a value other than 0; sum of log2(max/min) over these */
+    /* groups: number of groups with a value other than 0. log_range: sum of log2(max/min) over
+     * these groups */
     double groups, log_range;
     double k, log_range_expanded; /* sums over the same groups, with dynamic range expansion */
-    /* number of values other than 0; of these: stored as 0; stored with the largest code */
+    /* values: number of values other than 0. zeros: of these, stored as 0. largest: of these,
+     * stored with the largest code */
     double values, zeros, largest;
-    /* number of tensors compared with their source; sum of (||q-x|| / ||x||)^2 */
+    /* tensors: number of tensors that were compared with their source. error2: sum of (||q-x|| /
+     * ||x||)^2 */
     double tensors, error2;
 } Stats;
 
-/* exact: the values before rounding. NULL: they are not known; then the counts `values`, `zeros`
- * and `largest` include all codes. */
+/* exact: the values before rounding. NULL: these values are not known; then the counts `values`,
+ * `zeros` and `largest` include all codes. */
 void stats_add(Stats *st, Elements s, const double *exact);
 /* Sums st over the ranks of the group; all of its ranks must call this. */
 void stats_sum(Stats *st, Ranks g);

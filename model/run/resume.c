@@ -15,9 +15,9 @@
 #include "model/keys/value.h"
 #include "model/keys/value_print.h"
 
-/* Keys, or sections with a final dot. Only these keys of the model are compared: the shapes of
- * weights show the others, or loading compares them with config.json. Of adapters, only lora.base
- * is compared: their other keys come from their file. */
+/* Keys, or sections with a final dot. Only these keys of the model are compared: loading finds
+ * changes of the other keys by the shapes of weights or by config.json. Of lora.*, only lora.base
+ * is compared: the other keys come from the adapters' file. */
 static const char *const compared[] = {
     "seed",
     "recipe",

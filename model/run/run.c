@@ -34,8 +34,8 @@
 static void check_countable(const char *key, double n)
 {
     if (n > LONGS)
-        die("%s: the run would end after %g steps or tokens, more than the maximum %g; use a "
-            "shorter one",
+        die("%s: the run would end after %g steps or tokens, more than the maximum %g; give a "
+            "shorter length",
             key, n, LONGS);
 }
 
@@ -54,7 +54,8 @@ static RunLength run_length(const Run *r, const char *key, const Duration *d)
     const long per_step = (long)c->global_train_batch_size * c->model.max_sequence_length;
     RunLength n = { .steps = d->steps };
     if (d->tokens > 0 && d->tokens < per_step)
-        warn("%s: %ld tokens are less than one step, which has %ld (global_train_batch_size %d "
+        warn("%s: %ld tokens are less than one step, which has %ld tokens (global_train_batch_size "
+             "%d "
              "sequences of %d): running one step",
              key, d->tokens, per_step, c->global_train_batch_size, c->model.max_sequence_length);
     if (d->tokens > 0) {
@@ -104,25 +105,28 @@ bool run_is_over(const Run *r)
     return r->state.step >= r->last_step;
 }
 
-/* Describes how the data of a checkpoint differ from the configured data; NULL: they do not. */
+/* Describes how the data of a checkpoint differ from the configured data; NULL: the data are the
+ * same. */
 static const char *other_data(const TrainState *then, const TrainState *now)
 {
     static char text[256];
     const char *source = mixture_other_files(then, now);
-    snprintf(text, sizeof text,
-             "other files of source '%s' of data.mix than configured now, or with another "
-             "model.max_sequence_length, data.packing, long_documents or document_boundaries",
-             source ? source : "");
+    snprintf(
+        text, sizeof text,
+        "other files of source '%s' of data.mix than the configured ones, or with another value of "
+        "model.max_sequence_length, data.packing, data.long_documents or data.document_boundaries",
+        source ? source : "");
     if (now->num_mix > 0)
         return source ? text : NULL;
     if (then->fingerprint != now->fingerprint)
-        return "other data files than configured now, or with another model.max_sequence_length, "
-               "data.packing, long_documents or "
-               "document_boundaries";
+        return "other data files than the configured ones, or with another value of "
+               "model.max_sequence_length, data.packing, data.long_documents or "
+               "data.document_boundaries";
     if (then->content.tokens && then->content.tokens != now->content.tokens)
-        return "data.paths with other content than now, in files of the same names and sizes";
+        return "files of data.paths that had other content than now, with the same names and sizes";
     if (then->content.masks && then->content.masks != now->content.masks)
-        return "data.label_mask_paths with other content than now, in files of the same names and "
+        return "files of data.label_mask_paths that had other content than now, with the same "
+               "names and "
                "sizes";
     return NULL;
 }
@@ -136,7 +140,7 @@ static void continue_data(const Run *r, TrainState *s)
     if (c->restore_dataloader && other && comm_rank() == 0)
         resume_print(c, c->load_folder);
     if (c->restore_dataloader && other)
-        die("%s was trained on %s; --restore_dataloader=false continues with these data, "
+        die("%s was trained on %s. --restore_dataloader=false continues with the configured data, "
             "--reset_trainer_state (with another "
             "--save_folder) starts a run at step 0",
             c->load_folder, other);
@@ -238,7 +242,8 @@ static void print_packing(const Loader *l, int T)
     const double sequences = (double)loader_instances(l), each = (double)p.pieces / sequences;
     if (p.pieces > 0)
         printf("packing: %llu documents, %.2f in a sequence: %.2f times as fast as padding\n"
-               "  each to %d; %.2f %% of the sequences are tokens, %.2f %% of these are labels\n",
+               "  each document to %d tokens; %.2f %% of the positions are tokens, %.2f %% of the "
+               "tokens are labels\n",
                (unsigned long long)p.documents, each, each, T,
                100 * (double)p.tokens / (sequences * T), 100 * (double)p.labels / (double)p.tokens);
 }
@@ -249,9 +254,9 @@ static void print_data(const Run *r)
     if (comm_rank() != 0)
         return;
     if (r->length.steps == 1 && schedule_lr(c, r->length, 1, r->length.tokens) == 0)
-        warn("the run has one step, its last, whose learning rate is 0: nothing is learned. More "
-             "epochs, a smaller "
-             "global_train_batch_size, or scheduler.alpha_f above 0");
+        warn("the run has one step, its last, whose learning rate is 0: nothing is learned. Use "
+             "more "
+             "epochs, a smaller global_train_batch_size, or set scheduler.alpha_f above 0");
     const int files = loader_files(r->loader);
     const int own =
         c->global_train_batch_size / comm_group_size(RANKS_DATA) / c->device_train_microbatch_size;
@@ -299,7 +304,8 @@ void run_check_device(const Config *c)
     const bool operand = format_is_fp8(r->operand),
                head = format_is_fp8(r->head) && !config_forward_only(c);
     if ((operand || head) && !device_has_fp8())
-        die("recipe %s multiplies %s (%s), which this %s cannot: FP8 needs compute capability 8.9 "
+        die("recipe %s multiplies in %s (%s), which this %s cannot do: FP8 needs compute "
+            "capability 8.9 "
             "or later (L40S, "
             "RTX 40, H100 and newer). %s",
             r->name, format_name(operand ? r->operand : r->head),
@@ -339,12 +345,12 @@ void run_plan(const Config *c)
     if (c->load_folder && !c->continues)
         loadable_check(NULL, c->load_folder);
     if (c->device_memory == 0 && device_count() == 0)
-        die("dry_run: there is no GPU here, so give the memory of yours in GiB: "
+        die("dry_run: this host has no GPU; give the memory of the planned GPU in GiB: "
             "--device_memory=80");
     if (c->device_memory == 0 && c->ranks != comm_size() && strcmp(device_build(), "cpu") == 0)
-        die("dry_run: this program is built for the CPU, and ranks is %d but %d started here, so "
-            "give the memory of a GPU in GiB: "
-            "--device_memory=80; without ranks it plans for this host",
+        die("dry_run: this build has no GPU support. To plan for %d ranks (%d started), give the "
+            "memory of a GPU in GiB: --device_memory=80. Without --ranks, the plan is for this "
+            "host",
             c->ranks, comm_size());
     if (c->device_memory == 0)
         device_init(comm_local_rank());

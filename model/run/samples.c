@@ -79,7 +79,7 @@ static void add_token(Samples *s, int i, const int token)
 
 /* Returns the token after this rank's row `row`, on ranks that have the head. All ranks of a shard
  * group must call this, because they gather the head's weights; the text's last token is on only
- * one of them. */
+ * one of these ranks. */
 static int next_token(Samples *s, Model *m, ParamStore *store, int row)
 {
     static const Sampling greedy = { .temperature = 0, .top_p = 1 };

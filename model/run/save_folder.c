@@ -153,7 +153,7 @@ static void check_folder(const Config *c, bool resumes)
         is_entry(c->save_folder, c->load_folder))
         die("load_path %s is a checkpoint in save_folder %s, but a run that only uses its weights "
             "(reset_trainer_state, new "
-            "adapters) is another run: give it a save_folder of its own",
+            "adapters) is a new run: give this run a save_folder of its own",
             c->load_folder, c->save_folder);
     if (resumes && !c->continues)
         check_rewind(c);

@@ -12,7 +12,7 @@
  * Without a source there is no error, and underflow is the share of all codes that are 0.
  *
  * Adam's moments are measured before the optimizer runs: the next m and v are computed in double
- * from the stored ones and the gradient, and rounded by the code of the CPU back end. States of
+ * from the stored m and v and the gradient, and rounded by the code of the CPU back end. States of
  * other optimizers are measured without a source. */
 #include "model/run/telemetry.h"
 

@@ -14,7 +14,7 @@
  *   saturation      share of the values other than 0 that have the largest code (such as the maximum of a tensor with one scale,
  *                   or of each group of a moment)
  *   error           ||q - x|| / ||x||, x: before rounding, q: after; root mean square over matrices. A v that is stored as
- *                   0 gives an update m/eps, so a single one can make it large
+ *                   0 gives an update m/eps, so a single such v can make the error large
  *   k, dynamic_range_expanded      with expansion: the mean power, and the dynamic range after it
  *
  * With tensor ranks, the column parts of a tensor count as separate tensors, because each has its

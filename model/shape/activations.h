@@ -4,7 +4,7 @@
  *
  * The letters are those of buffers.h. Tensors that hold the same values in the same format are the
  * same memory ("= x"). All blocks share the memory of tensors that backward recomputes, or needs
- * only for a moment ("shared"). "own" is the block's own. */
+ * only for a moment ("shared"). "own": memory of one block. */
 #pragma once
 
 // clang-format off
@@ -48,7 +48,7 @@
   X(mlp_stats)              /* (N, 2)           mean and rstd of mlp_x */                                             \
   X(routing)                /* with experts: the arrays of Acts.experts */                                            \
   X(router_stats)           /* (groups, 2E + 2) statistics of the router for its losses; see Stream.router */         \
-  X(qk_stats)               /* (N, 2)           rstd of q and k, with QK-norm; (N, H+K) if each head has one */       \
+  X(qk_stats)               /* (N, 2)           rstd of q and k, with QK-norm; (N, H+K) if heads have norms */       \
   X(lse)                    /* (B, H, T)        log-sum-exp of the scores; see attention_forward */                   \
   X(own_lse)                /* (B, H, T)        as lse, for documents that lie in this context rank's part; NULL: no documents */
 

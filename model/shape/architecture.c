@@ -404,7 +404,10 @@ static void set_name(HfTensor *t, const Architecture *a, const UnitLayout *s, co
     const char *prefix = s->kind->is_projector ? "" : hf_prefix(s->config),
                *number = strstr(name, "%d");
     char file[HF_NAME], item[HF_NAME];
-    CHECK((number != NULL) == (p->items > 1), "the name %s of %d tensors", name, p->items);
+    CHECK((number != NULL) == (p->items > 1),
+          "the name %s: only names of parameters with several items have a %%d; this parameter has "
+          "%d",
+          name, p->items);
     if (number)
         snprintf(item, sizeof item, "%.*s%d%s", (int)(number - name), name, p->item, number + 2);
     else

@@ -105,9 +105,9 @@ HfTensor *hf_tensors_of(const ModelConfig *c, int *count);
  * else "". */
 const char *hf_prefix(const ModelConfig *c);
 
-/* Converts the name of a tensor or module in files to its name in transformers' module tree. Both
- * differ in a model with images: model.language_model.layers.0 and language_model.model.layers.0
- * [transformers 4.52 and later]. */
+/* Converts the name of a tensor or module in files to its name in transformers' module tree. The
+ * two names differ in a model with images: model.language_model.layers.0 and
+ * language_model.model.layers.0 [transformers 4.52 and later]. */
 void hf_tree_name(char to[HF_NAME], const char *name);
 
 /* Writes the name that a PEFT file gives to the adapter of tensor `name`. matrix: "lora_A" or

@@ -41,7 +41,8 @@ typedef struct {
     size_t host_at; /* offset of the copy in host memory */
     /* the model's Attention settings, with this block's sliding window and rotary table */
     Attention attn;
-    /* `attn` for whole sequences with this rank's heads: the actual attention (context.h) */
+    /* the settings with which attention runs: `attn` for whole sequences with this rank's heads
+     * (context.h) */
     Attention heads;
     /* keys and values (P, K*D) of the sequence that decode.h continues; NULL unless the run
      * generates */
@@ -153,7 +154,7 @@ typedef struct {
     Acts *blocks;
     int apart;
     BackwardScratch work;
-    /* (C, F) the matrix `down` of the current block, multiplied by the inverse factors of
+    /* (C, F) the matrix `down` of the current block, whose columns are divided by the factors of
      * swiglu_operand's columns */
     Tensor down_folded;
     RouterLosses router;
@@ -171,8 +172,8 @@ typedef struct BlockPass BlockPass;
 
 /* Saved activations that are on the host while other blocks compute (offload.h). */
 typedef struct {
-    int saves; /* number of saves: blocks times micro-batches in flight */
-    int slots; /* number of slots on the device; if it equals `saves`, no save leaves */
+    int saves; /* number of saves (offload.h): blocks times micro-batches in flight */
+    int slots; /* number of slots on the device; equal to `saves`: all saves stay on the device */
     /* if there are fewer slots than saves. at: offset of the slots in the arena; bytes: size of a
      * slot */
     size_t at, bytes;
@@ -199,7 +200,7 @@ typedef struct {
     /* row[i]: pointer to the Cv values of token i; NULL: token i is no image token. row NULL: the
      * batch has no images */
     const void *const *row;
-    DType dtype; /* of the values: F32 or BF16 */
+    DType dtype; /* format of the Cv values: F32 or BF16 */
 } ImageRows;
 
 /* Buffers of models with images (projector.h). */
@@ -244,8 +245,8 @@ typedef struct Model {
     /* (chunk, V) gradient of the logits in format.head, if this is FP8. Its transpose overwrites
      * the logits */
     Tensor dlogits;
-    /* (chunk, C), (V, C) if dlogits exists: E4M3 operands; of the weight only the transpose. In
-     * these three tensors chunk and V are padded: fp8_padded */
+    /* E4M3 operands of the head's backward, if dlogits exists. head_h: (chunk, C). head_w: (V, C),
+     * only the transpose. In dlogits, head_h and head_w, chunk and V are padded (fp8_padded) */
     Tensor head_h, head_w;
     bool has_head; /* this rank's stage has the head, which computes the losses */
 

@@ -341,8 +341,8 @@ typedef struct {
     int global_train_batch_size; /* sequences per step over all ranks */
     struct {
         int count;
-        /* steps, ascending: the batch doubles after each of them. After the last one it is
-         * global_train_batch_size */
+        /* steps, ascending: the batch doubles after each of them. After the last of these steps the
+         * batch is global_train_batch_size */
         long step[MOST_DOUBLINGS];
     } batch_warmup;
     struct {

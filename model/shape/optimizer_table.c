@@ -123,9 +123,10 @@ void optimizer_add(const Optimizer *row)
     while (optimizer_at(n))
         n++;
     CHECK(!optimizer_find(row->name), "there is an optimizer %s already", row->name);
-    CHECK(n < NUM_ROWS + MAX_ADDED, "optimizer %s: %d can be added, no more", row->name, MAX_ADDED);
+    CHECK(n < NUM_ROWS + MAX_ADDED, "optimizer %s: at most %d optimizers can be added", row->name,
+          MAX_ADDED);
     CHECK(row->num_states >= 0 && row->num_states <= MAX_STATES && row->step,
-          "optimizer %s: %d states, of up to %d, and %s step", row->name, row->num_states,
+          "optimizer %s has %d states, of at most %d, and %s step", row->name, row->num_states,
           MAX_STATES, row->step ? "a" : "no");
     for (int i = 0; i < row->num_states; i++) {
         const OptimizerState *s = &row->state[i];

@@ -22,7 +22,7 @@ typedef enum {
     STATE_OF_OTHERS    /* all weights except these matrices */
 } StateOf;
 
-/* A state: one value for each of these weights, which starts as 0. */
+/* A state has one value for each weight that StateOf selects. The values start as 0. */
 typedef struct {
     const char *name;  /* name in files, after the weight's name: "exp_avg", as in PyTorch */
     const char *label; /* name in metrics: "m" */

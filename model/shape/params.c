@@ -210,7 +210,7 @@ void unit_check_size(const UnitLayout *u, int unit)
     for (const Param *p = u->param; p < u->param + u->num_params; p++) {
         const Param read = p->region == QUANTIZED ? param_whole(p) : *p;
         if (param_numel(&read) > INT32_MAX - PARAM_ALIGN)
-            die("%s: %s has %d x %d numbers; a matrix can have %d. Use a smaller %s",
+            die("%s: %s has %d x %d numbers; a matrix can have at most %d. Use a smaller %s",
                 unit_name(u->config, unit, name), p->name, read.rows, read.cols,
                 INT32_MAX - PARAM_ALIGN,
                 p->is_adapter ? "lora.rank"
@@ -227,8 +227,8 @@ static void cut_rows(Param *p, int ranks)
     p->rows = 0;
     for (Projection *projection = p->projection; projection < p->projection + p->num_projections;
          projection++) {
-        CHECK(projection->rows % ranks == 0, "%d rows of %s among %d ranks", projection->rows,
-              p->name, ranks);
+        CHECK(projection->rows % ranks == 0, "%d rows of %s cannot be divided among %d ranks",
+              projection->rows, p->name, ranks);
         projection->rows /= ranks;
         projection->first = p->rows;
         p->rows += projection->rows;
@@ -248,7 +248,8 @@ void unit_cut(UnitLayout *u, int ranks, int rank, int world)
         if (p->split == SPLIT_ROWS)
             cut_rows(p, ranks);
         else {
-            CHECK(p->cols % ranks == 0, "%d columns of %s among %d ranks", p->cols, p->name, ranks);
+            CHECK(p->cols % ranks == 0, "%d columns of %s cannot be divided among %d ranks",
+                  p->cols, p->name, ranks);
             p->cols /= ranks;
         }
     }

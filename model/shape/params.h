@@ -55,8 +55,8 @@ typedef struct {
     bool is_operand;
     bool has_padding; /* rows from vocab_size on are padding and stay 0 */
     float init_std;   /* 0: initial values are ones (norms) or zeros (biases, B of adapters) */
-    /* number of tensor ranks that share the parameter by `split`, where rows, cols and projection
-     * describe this rank's slice; 1: the parameter is whole */
+    /* number of tensor ranks among which `split` cuts the parameter; rows, cols and projection then
+     * describe this rank's slice. 1: the parameter is whole */
     int tensor_ranks, tensor_rank;
 } Param;
 /* Parameters begin at multiples of this number of elements, so they have whole optimizer groups of
@@ -85,12 +85,12 @@ typedef struct {
     size_t computing[NUM_REGIONS];
     size_t first;        /* number of the unit's first element in the model */
     bool matrices_first; /* in the region TRAINED, the matrices of layers come first */
-    size_t matrices;     /* they are elements 0 .. matrices - 1; 0 if they do not come first */
+    size_t matrices;     /* number of elements of these matrices; 0 if matrices_first is false */
     /* number of tensor ranks that compute the unit together; 1: each of them computes the whole
      * unit */
     int tensor_ranks;
-    /* region TRAINED: number of elements of the parameters that tensor ranks share. These come
-     * first; every tensor rank has a copy of all other parameters */
+    /* region TRAINED: number of elements of the parameters that are cut among tensor ranks. These
+     * parameters come first; every tensor rank has a copy of all others */
     size_t cut;
     const ModelConfig *config;
 } UnitLayout;
@@ -131,7 +131,8 @@ void unit_cut(UnitLayout *u, int ranks, int rank, int world);
 Param param_whole(const Param *p);
 
 /* Sets *whole to the index, in the whole parameter, of element i of this tensor rank's slice.
- * Returns how many elements from there on are consecutive in both. */
+ * Returns how many elements from there on are consecutive in the slice and in the whole
+ * parameter. */
 size_t param_run(const Param *p, size_t i, size_t *whole);
 
 /* Number of elements of all parameters without adapters, which is the same on all ranks and in all

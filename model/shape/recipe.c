@@ -116,11 +116,12 @@ void recipe_print(const Recipe *r)
     char share[64] = "";
     if (r->recompute)
         snprintf(share, sizeof share, " (only the input in %s %d blocks)",
-                 r->recompute > 0 ? "one in" : "all but one in", abs(r->recompute));
-    const char *const down = r->down_scales == DOWN_CHANNEL ? ", down's input by channels" : "";
+                 r->recompute > 0 ? "one of" : "all but one of", abs(r->recompute));
+    const char *const down =
+        r->down_scales == DOWN_CHANNEL ? ", down_proj's input with factors per channel" : "";
     printf("recipe %s: stream %s, saved %s, qkv %s, attention %s, hidden %s, operands %s, "
            "gradients %s, head %s,\n"
-           "  keep %s%s, forward from %s, fast accumulation %s, scales of the %s%s,\n"
+           "  keep %s%s, forward from %s, fast accumulation %s, scales per %s%s,\n"
            "  master %s, accumulated gradients %s, frozen weights %s\n",
            r->name, format_name(r->residual), format_name(r->saved_norm_input),
            format_name(r->saved_qkv), format_name(r->saved_attention), format_name(r->saved_mlp),

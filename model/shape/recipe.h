@@ -26,8 +26,8 @@ typedef enum { FAST_NONE, FAST_FORWARD, FAST_ALL } FastAccumulation;
 /* How long the scale of an FP8 activation or gradient is valid. (Weights and dy are excluded.) */
 typedef enum {
     PER_MICROBATCH, /* one micro-batch: its amax is computed before encoding */
-    /* one step: later micro-batches are encoded with the first one's amax and a reserve above it;
-     * see scale_is_reused */
+    /* one step: later micro-batches are encoded with the amax of the first micro-batch and headroom
+     * above it; see scale_is_reused */
     PER_STEP
 } ScalesPer;
 
@@ -69,9 +69,9 @@ const Recipe *recipe_find(const char *name);  /* NULL: no recipe has this name *
 Keep recipe_keep(const Recipe *r, int block); /* what forward of this block saves */
 /* whether backward runs the forward of a block again */
 bool recipe_recomputes(const Recipe *r);
-/* The format in which a run without training stores all weights. If operands have the stream's
- * format, it is this format. Otherwise it is the format of master weights, from which forward
- * encodes operands. So forward gives the same results as in training. */
+/* The format in which a run without training stores all weights: the stream's format if operands
+ * have it, otherwise the format of master weights, from which forward encodes operands. So forward
+ * gives the same results as in training. */
 Format recipe_forward_weights(const Recipe *r);
 bool recipe_is_changed(const Recipe *r); /* the recipe differs from the table's row with its name */
 /* prints the recipe on stdout, without formats of moments, which only some optimizers read */

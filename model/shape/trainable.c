@@ -37,7 +37,7 @@ UnitLayout *trainable_shapes(const Config *c, const HfTensor *tensor, int count)
                               : is_trained(c, t)                                    ? TRAINED
                                                                                     : FROZEN;
         CHECK(!t->joined || region == shape[t->unit].param[t[-1].param].region,
-              "%s and %s are one matrix", t[-1].name, t->name);
+              "%s and %s are one matrix, but only one of them is trained", t[-1].name, t->name);
         p->region = region;
     }
     return shape;

@@ -12,7 +12,8 @@ static int num_kinds;
 
 void unit_kind_add(const UnitKind *k, int at)
 {
-    CHECK(num_kinds < MAX_KINDS, "%s: there are %d kinds of units already", k->name, num_kinds);
+    CHECK(num_kinds < MAX_KINDS, "%s: there are %d kinds of units already, the maximum", k->name,
+          num_kinds);
     for (int i = num_kinds++; i > at; i--)
         kinds[i] = kinds[i - 1];
     kinds[at] = k;

@@ -31,8 +31,8 @@ typedef union {
         Tensor down; /* (C, F); with experts (E*C, F) */
         Tensor norm; /* (1, C)  head: final norm */
         Tensor head; /* (V, C) */
-        /* adapters, r = lora.rank. They have rows only for those of q, k, v and of gate, up that
-         * are targeted, from top to bottom */
+        /* adapters, r = lora.rank. Adapters of qkv and gate_up have rows only for the projections
+         * in lora.target_modules, in the order q, k, v and gate, up */
         Tensor qkv_a;     /* (3 r, C) */
         Tensor qkv_b;     /* (S, r) */
         Tensor out_a;     /* (r, H*D) */
@@ -129,17 +129,18 @@ typedef struct UnitKind {
     /* number of consecutive units of this kind in a model; NULL: all layers that belong to no other
      * kind */
     int (*count)(const ModelConfig *c);
-    /* its matrices are operands of the recipe. Units of this kind alternate between two buffers for
-     * weights, and their saved activations can be offloaded to the host */
+    /* the kind's matrices are operands of the recipe. Units of this kind alternate between two
+     * buffers for weights, and their saved activations can be offloaded to the host */
     bool is_layer;
-    /* maps an image's features to the stream: its tensors in files are outside the text model's
-     * prefix, it may have its own learning rate, and it may be trained together with adapters */
+    /* maps an image's features to the stream. The tensors of such a unit are outside the text
+     * model's prefix in files; the unit may have its own learning rate, and may be trained together
+     * with adapters */
     bool is_projector;
     const ParamRow *params;
     int num_params;
 
-    /* Places its buffers in m->unit_acts[u]; the unit reads the stream from attn_res. NULL: the
-     * unit reads no stream. */
+    /* Places the unit's buffers in m->unit_acts[u]; the unit reads the stream from attn_res. NULL:
+     * the unit reads no stream. */
     void (*plan)(struct Planner *p, struct Model *m, int u);
 
     /* Computes unit_acts[u + 1].attn_res from the stream in unit_acts[u].attn_res. */

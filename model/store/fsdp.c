@@ -65,7 +65,7 @@ void fsdp_gather(ParamStore *store, int u, int uses)
     uses &= ~b->has;
     if (!uses)
         return;
-    /* without copies to overlap, a cast that runs at the same time as GEMMs would only slow them */
+    /* without copies that overlap, a cast at the same time as GEMMs would only slow the GEMMs */
     if (store->overlaps)
         transfer_start(&b->gather, QUEUE_GATHER);
     trace_begin("gather", u);
@@ -121,8 +121,8 @@ static void zero_between(const ParamStore *store, void *data, size_t first, size
 }
 
 /* Makes the unit's gradients, at `data`, start from 0. Parameters without an element on this rank
- * (if `all`, all parameters) are marked empty, so that the micro-batch overwrites them. The ranges
- * between these parameters are set to zero here. */
+ * (if `all`, all parameters) are marked empty, so that the micro-batch overwrites their gradients.
+ * The ranges between these parameters are set to zero here. */
 static void start_from_zero(ParamStore *store, int u, void *data, bool all)
 {
     const UnitLayout *shape = &store->shape[u];
@@ -143,13 +143,15 @@ static void start_from_zero(ParamStore *store, int u, void *data, bool all)
     zero_between(store, data, at, shape->numel[TRAINED]);
 }
 
-/* With a sum per micro-batch, the buffer starts from 0, but this rank's slice of it from the sum of
- * earlier micro-batches of the step. So the sum over ranks also accumulates. */
+/* If gradients are summed over ranks after every micro-batch, the buffer starts from 0, except this
+ * rank's slice, which starts from the sum of earlier micro-batches of the step. So the sum over
+ * ranks also accumulates. */
 static void begin_grads(ParamStore *store, int u, GradBuffer *s)
 {
     const Tensor sum = store->shard[u].grad;
-    CHECK(s->unit < 0, "the gradients of unit %d are not reduced, those of unit %d begin", s->unit,
-          u);
+    CHECK(s->unit < 0,
+          "the gradients of unit %d are not reduced yet, but the gradients of unit %d begin",
+          s->unit, u);
     s->unit = u;
     transfer_wait(&s->reduce, "gradients", u);
     start_from_zero(store, u, s->elements.data, sum.empty);
@@ -165,8 +167,8 @@ UnitTensors *fsdp_grads(ParamStore *store, int u)
     return &store->dunit[u];
 }
 
-/* This rank's gradients of parameters of which all tensor ranks have a copy: each rank has computed
- * a part of the sum. */
+/* This rank's gradients of replicated parameters, of which each tensor rank has a copy: each rank
+ * has computed a part of the sum. */
 static Tensor copied_grads(const ParamStore *store, int u)
 {
     size_t first;
@@ -224,8 +226,8 @@ void fsdp_empty_grads(ParamStore *store)
 
 /* ---- the optimizer's states ------------------------------------------------------------------ */
 
-/* NOTE: in DYNAMIC8, code 0 does not mean the value 0. Zeroed codes mean 0 only while the scale is
- * 0, too. So this writes the code of the value 0. */
+/* NOTE: in DYNAMIC8, code 0 is not the value 0. With codes of 0, values are 0 only while the scale
+ * is 0, too. So this writes the code of the value 0. */
 static void zero_codes(Tensor t)
 {
     enum { CHUNK = 1 << 20 };
@@ -275,8 +277,8 @@ static void init_base(ParamStore *store, int u, const Param *p, float cutoff, ui
     device_free(whole.data);
 }
 
-/* Initializes elements of a parameter from its `first` on. An element has the same value as in the
- * whole parameter, whose first element has the number `number`. */
+/* Initializes elements of a parameter from element `first` on, with the values that they have in
+ * the whole parameter. number: of the whole parameter's first element. */
 static void init_part(const Param *p, Tensor part, float cutoff, uint64_t seed, uint64_t number,
                       size_t first)
 {

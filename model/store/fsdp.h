@@ -31,7 +31,7 @@
 
 /* Starts gathering the unit's weights. uses: bits of enum Use */
 void fsdp_gather(ParamStore *store, int unit, int uses);
-/* As fsdp_gather, for the next unit: call it before the current unit computes, so that gather and
+/* As fsdp_gather, for the next unit: call this before the current unit computes, so that gather and
  * computation overlap. Does nothing if blocks share one buffer (store->overlaps is false). */
 void fsdp_gather_ahead(ParamStore *store, int unit, int uses);
 /* Returns the unit's weights. Work that is queued from now on may read them. */

@@ -13,7 +13,7 @@
 struct BlockPass {
     int set, unit, slot[2];
     bool backward, leaves;
-    /* the pass whose save comes into this slot afterwards; -1: none */
+    /* the pass whose save is fetched into this slot after this pass; -1: no save */
     int comes[2];
 };
 
@@ -51,8 +51,9 @@ int offload_saves(const Model *m, const ParamStore *store)
     return saves;
 }
 
-/* Some saves, spread as evenly as possible, keep their slots; all others share the first `ring`
- * slots. The last blocks of two sets that follow each other are two slots apart. */
+/* Returns the slot of save `number`. Some saves, spread as evenly as possible, have a slot of their
+ * own; all others share the first `ring` slots. The last blocks of two consecutive sets are two
+ * slots apart. */
 static int slot_of(const Model *m, int set, int number, int *after)
 {
     const Offload *o = &m->offload;
@@ -67,7 +68,7 @@ void offload_plan_slots(Model *m, const ParamStore *store)
 {
     int number = 0;
     for (int set = 0; set < m->num_sets && moves(m); set++) {
-        /* number of saves of the set that share slots and belong to later blocks */
+        /* number of later blocks of this set whose saved activations share slots */
         int after = 0;
         for (int chunk = store->pipe.chunks - 1; chunk >= 0; chunk--) {
             const UnitRange units = pipeline_units(&store->pipe, m->text.config, chunk);
@@ -155,8 +156,8 @@ static BlockPass *passes_of(const Model *m, const ParamStore *store, const Pipel
     return pass;
 }
 
-/* Counts the saves that leave at any time in a whole step. With fewer micro-batches, no other
- * saves leave. */
+/* Counts the saves that leave at any time in a step with all its micro-batches. With fewer
+ * micro-batches, only saves among these leave. */
 void offload_plan(Model *m, const ParamStore *store)
 {
     Offload *o = &m->offload;
@@ -271,7 +272,7 @@ static void leave(Model *m, const BlockPass *p)
     s->leaves = true;
 }
 
-/* `p`: the backward pass that reads the save. */
+/* `p`: the backward pass that reads the saved activations. */
 static void fetch(Model *m, const BlockPass *p)
 {
     Offload *o = &m->offload;
@@ -294,7 +295,7 @@ void offload_moved(Model *m, int u)
     if (!o->pass || !saves_activations(m, u))
         return;
     const BlockPass *p = &o->pass[o->next++];
-    CHECK(p->unit == u, "a pass of unit %d instead of unit %d", u, p->unit);
+    CHECK(p->unit == u, "the pass of unit %d is planned, not the pass of unit %d", u, p->unit);
     if (p->leaves)
         leave(m, p);
     for (int k = 0; k < 2; k++)

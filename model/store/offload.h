@@ -1,6 +1,6 @@
-/* Offloads saved activations to the host [Rhu et al. 2016, vDNN, arXiv 1602.08124]. The activations
- * that forward saves of one block for one micro-batch are a save. On the device, a save is in a
- * slot. If there are fewer slots than saves, a save leaves for the host after its forward pass
+/* Offloads saved activations to the host [Rhu et al. 2016, vDNN, arXiv 1602.08124]. A "save" is the
+ * set of activations that forward saves for one block and one micro-batch. On the device, a save is
+ * in a slot. If there are fewer slots than saves, a save leaves for the host after its forward pass
  * and returns before its backward pass; these copies have their own queues. The order of passes is
  * known in advance (pipeline.h), and so is the next pass in each slot:
  *
@@ -39,9 +39,9 @@ void offload_plan_slots(Model *m, const ParamStore *store);
 void offload_plan(Model *m, const ParamStore *store);
 size_t offload_host_bytes(const Model *m); /* size of this host memory */
 
-/* Allocates the host memory. */
+/* Allocates the host memory for saves. */
 void offload_alloc(Model *m);
-/* Uses `host` as this memory. `host` may be an address without memory. */
+/* Uses `host` as the host memory for saves. `host` may be an address without memory. */
 void offload_place(Model *m, void *host);
 void offload_free(Model *m);
 

@@ -11,7 +11,7 @@
 #include "model/shape/units.h"
 #include "model/store/param_store_sizes.h"
 
-/* ---- the way of a weight --------------------------------------------------------------------- */
+/* ---- the steps of a weight ------------------------------------------------------------------- */
 
 /* Stored formats. SAME: the format that computes. OTHER: another format. CODES: E4M3 of region
  * QUANTIZED, while other formats compute. GROUPS: NF4 of region QUANTIZED. Computing formats. WIDE:
@@ -55,8 +55,8 @@ static bool takes(const Step *way, Step step)
     return *way != NO_STEP;
 }
 
-/* Whether the weight is computed in the unit's buffer from stored weights, not copied there
- * unchanged. */
+/* Whether the steps compute the weight from stored weights, and do not copy it unchanged to the
+ * unit's buffer. */
 static bool is_remade(const Step *way)
 {
     return takes(way, CAST) || takes(way, DEQUANTIZE);
@@ -110,7 +110,8 @@ static const Step *find_way(const ParamStore *store, int u, const Param *p)
                                                                 : WIDE;
     const Step *alone = ways[stored][computing].alone;
     const Step *way = goes_as_sharded(store, u, p, alone) ? ways[stored][computing].sharded : alone;
-    CHECK(*way, "no way leads from the stored %s to %s", p->name, format_name(computes));
+    CHECK(*way, "there are no steps that convert the stored %s to %s", p->name,
+          format_name(computes));
     return way;
 }
 

@@ -13,8 +13,7 @@ static bool has_trained_operands(const UnitLayout *s)
     return false;
 }
 
-/* Whether each tensor rank has only a part of the unit. Units that are not cut are sharded over the
- * tensor ranks, too. */
+/* Whether tensor parallelism cuts the unit. Other units are sharded over the tensor ranks, too. */
 static bool is_in_parts(const ParamStore *store, int u)
 {
     return store->shape[u].tensor_ranks == store->tensor_ranks;
@@ -104,9 +103,9 @@ ShardChoice store_shard_choice(const ParamStore *store)
 
 size_t update_bucket = 32 << 20;
 
-/* If its master weights are on the host, a part is a whole operand, because all of the operand has
- * one scale. Otherwise a part has update_bucket elements. The last group of a state may include
- * padding after the parameter. */
+/* A bucket has update_bucket elements. But if master weights are on the host, a bucket has all of
+ * this rank's elements of an operand, because the operand has one scale. The last group of a state
+ * may include padding after the parameter. */
 size_t store_update_bucket_bytes(const ParamStore *store)
 {
     size_t most = 0, first;

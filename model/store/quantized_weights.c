@@ -25,7 +25,7 @@ static void store_e4m3(ParamStore *store, int u, const Param *p, Tensor whole)
     }
 }
 
-/* Whether NF4 groups of whole matrices have no double quantization. */
+/* Whether NF4 groups of whole matrices have no double quantization (Nf4PlainGroup). */
 static bool is_plain(const ParamStore *store)
 {
     return store->shape->config->lora.plain_nf4;

@@ -26,7 +26,8 @@ typedef struct {
     /* (count) in TRAINED. grad.empty: no micro-batch of this step has written it yet. A state may
      * cover only a part of the slice: see shard_state */
     Tensor grad, state[MAX_STATES];
-    /* number of elements of TRAINED before the part that has state k, and after this part */
+    /* number of elements of this rank's slice of TRAINED before the part that has state k, and
+     * after this part */
     size_t before[MAX_STATES], after[MAX_STATES];
 } Shard;
 
@@ -39,7 +40,7 @@ typedef enum {
     /* each rank rounds its slice to its place in store->replicated, which is 0 elsewhere: the sum
      * over ranks is the whole weight */
     REPLICATE,
-    /* if the slice, on the host, has changed, it is rounded to `gather_input` */
+    /* the slice on the host is rounded to `gather_input`, if the slice has changed */
     ENCODE,
     FETCH,  /* the slice is copied from the host to its place in the unit's buffer */
     GATHER, /* an all-gather of the region */
@@ -54,7 +55,7 @@ typedef enum {
  * have one copy for both. */
 typedef enum { FOR_FORWARD = 1, FOR_BACKWARD = 2, AS_STORED = 4, AT_UPDATE = 8, AT_LOAD = 16 } Use;
 
-/* A step: `to` = `from`. If it serves both passes, to.data is for forward and to.data_t for
+/* A step: `to` = `from`. If the step serves both passes, to.data is for forward and to.data_t for
  * backward. */
 typedef struct {
     Step step;
@@ -76,10 +77,10 @@ typedef struct {
      * FP8 operands. It may be the same memory as data, which then holds either rows or
      * transposes */
     Tensor elements;
-    /* has_rows: elements.data exists. has_transposes: elements.data_t exists. rotates: both are the
-     * same memory */
+    /* has_rows: elements.data exists. has_transposes: elements.data_t exists. rotates:
+     * elements.data and elements.data_t are the same memory */
     bool has_rows, has_transposes, rotates;
-    /* transposes are computed from rows, so both have their own memory */
+    /* transposes are computed from rows, so rows and transposes have separate memory */
     bool transposes_rows;
     /* the gathered region QUANTIZED in its stored format, if another format computes */
     void *raw;
@@ -149,11 +150,11 @@ typedef struct {
     /* (1, 4 per matrix of the blocks) scales of region QUANTIZED: of FP8 operands and of stored
      * E4M3 */
     Tensor quantized_scales;
-    /* (1, n) the parameters of blocks with FP8 operands that are no operands: norm weights and
-     * adapters; each rank has them whole */
+    /* (1, n) norm weights and adapters of blocks with FP8 operands: all that are not operands. Each
+     * rank has all n elements */
     Tensor replicated;
-    /* device memory: sum of the squares of this rank's gradients; between steps, a flag for checks
-     * that read all shards */
+    /* device memory: sum of the squares of this rank's gradients. Between steps, checks that read
+     * all shards use it as a flag */
     float *square_sum;
 
     /* formats */
@@ -175,14 +176,13 @@ typedef struct {
     bool sum_once; /* gradients are summed over ranks once per step */
 
     /* memory */
-    /* whether memory is allocated; before that, the functions of fsdp.h return views and move no
-     * data */
+    /* whether memory is allocated. false: the functions of fsdp.h return views and move no data */
     bool placed;
     /* weights of units 0 .. resident - 1 are gathered, or rounded, once per step */
     int resident;
     bool forward_only; /* the run makes no transposed copies */
     Arena gathered;    /* memory of the weight buffers, if shards > 1 */
-    /* units 0 .. n - 1 have these data on the host, if the unit has such data */
+    /* [Hosted] n: units 0 .. n - 1 have these data on the host, if they have such data */
     int on_host[NUM_HOSTED];
     Arena host; /* pinned memory for all data on the host */
     /* a separate queue gathers weights, or fetches them from the host, before they are used */
@@ -202,7 +202,7 @@ typedef struct {
     bool sum_once;
     /* units 0 .. resident - 1 keep their weights once these are gathered or rounded */
     int resident;
-    /* units 0 .. n - 1 have these data on the host, as far as possible */
+    /* [Hosted] n: units 0 .. n - 1 have these data on the host, as far as possible */
     int on_host[NUM_HOSTED];
     /* number of slots for saved activations (offload.h); 0: each block has its own memory */
     int slots;

@@ -91,8 +91,8 @@ static size_t end_of(const Matrix *x)
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* AHEAD: units in memory: one whose matrices are computed, one before it whose result is scattered,
- * one after it that is gathered. */
+/* Numbers of units in memory. ALONE: only the unit that is computed. AHEAD: also the unit before
+ * it, whose result is scattered, and the unit after it, which is gathered. */
 enum { ALONE = 1, AHEAD = 3 };
 
 typedef struct {

@@ -23,7 +23,7 @@ double schedule_steps_for(const Config *c, long step, double tokens);
  * min_sequence_length that grows linearly to T. */
 int schedule_length(const Config *c, long step);
 
-/* max_duration in the scheduler's units; 0: it is given in epochs, whose length depends on the
+/* max_duration in the scheduler's units; 0: max_duration is in epochs, whose length depends on the
  * data. */
 double schedule_duration(const Config *c);
 
@@ -31,5 +31,6 @@ double schedule_duration(const Config *c);
 double schedule_end(const Config *c, double run);
 
 /* Dies if warmup and decay do not fit the run; warns if the run ends during the warmup. run: length
- * of the run in the scheduler's units; 0: it depends on the data. where: "x.yaml:3: " or "". */
+ * of the run in the scheduler's units; 0: the length depends on the data. where: "x.yaml:3: " or
+ * "". */
 void schedule_check(const Config *c, double run, const char *where);

@@ -21,7 +21,7 @@
 #include "model/store/param_store_sizes.h"
 #include "model/update/muon_step.h"
 
-/* Parameters of which all tensor ranks have a copy count once. */
+/* This rank's gradients for the norm. Only the first tensor rank counts replicated parameters. */
 static Tensor counted_grads(const ParamStore *store, int u)
 {
     const Shard *s = &store->shard[u];
@@ -197,7 +197,7 @@ static UpdateBucket copy_bucket(const ParamStore *store, const UpdateBucket *p, 
     for (int k = 0; p->states_on_host && k < store->optimizer->num_states; k++)
         staged.state[k] = copy_tensor(&arena, p->state[k], d);
     trace_end();
-    CHECK(arena.used <= store->update_bucket_bytes, "a part of the update takes %zu bytes of %zu",
+    CHECK(arena.used <= store->update_bucket_bytes, "a bucket of the update takes %zu bytes of %zu",
           arena.used, store->update_bucket_bytes);
     return staged;
 }
@@ -258,7 +258,7 @@ static void step_bucket(ParamStore *store, const Config *c, StepParams step,
 
 typedef struct {
     UpdateBucket staged[UPDATE_BUFFERS];
-    /* the buffer is free when the bucket before is on the host again */
+    /* the buffer is free when its previous bucket is on the host again */
     Transfer fetch[UPDATE_BUFFERS];
     DeviceMark *computed;
 } UpdateBuffers;
