@@ -14,7 +14,7 @@ static void set_rows(Acts *a, const ModelConfig *c, int rows)
 {
     for (int i = 0; i < NUM_ACTS; i++)
         if (tensor_exists(a->tensor[i]))
-            a->tensor[i].rows = tile_rows_of(i) == HIDDEN ? hidden_rows(c, rows) : rows;
+            a->tensor[i].rows = tile_rows_of(i) == ROWS_HIDDEN ? hidden_rows(c, rows) : rows;
     a->experts.tokens = rows;
 }
 

@@ -1,6 +1,6 @@
 #include "model/block/tile.h"
 
-#define TOKENS(name, tokens) [ACT_##name] = tokens,
+#define TOKENS(name, tokens) [ACT_##name] = ROWS_##tokens,
 static const ActRows rows_of[NUM_ACTS] = { BLOCK_TENSORS(TOKENS) };
 #undef TOKENS
 
@@ -36,7 +36,7 @@ static void cut(Tile *t, const Block *b, int first, int rows)
     t->work = *b->work;
     t->block = (Block){ b->stream, b->w, t->block.dw, &t->a, &t->next, &t->work };
     for (int i = 0; i < NUM_ACTS; i++)
-        if (rows_of[i] != BRANCH)
+        if (rows_of[i] != ROWS_BRANCH)
             t->a.tensor[i] = in_tile(b->a->tensor[i], b->a->mlp_res, res);
     t->next.attn_res = tensor_rows(b->next->attn_res, first, rows);
     if (b->stream->forward_only)

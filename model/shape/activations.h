@@ -83,7 +83,7 @@
 
 // clang-format on
 
-typedef enum { BRANCH, MLP, HIDDEN } ActRows;
+typedef enum { ROWS_BRANCH, ROWS_MLP, ROWS_HIDDEN } ActRows;
 
 #define ACT_NAME(name, tokens) ACT_##name,
 enum { BLOCK_TENSORS(ACT_NAME) NUM_ACTS };
