@@ -294,9 +294,9 @@ static bool may_show(const Shard *s, const ImageFeatures *f, const DataSpec *spe
     if (f && s->image_map)
         return true;
     snprintf(error, size,
-             "%s: %s: token %llu (counted from 0) is %d, the place of an image "
-             "(model.image_token_id), but there is "
-             "no index of images: give %s and data.image_features, or leave this file out",
+             "%s: %s: token %llu (counted from 0) is %d (model.image_token_id), which stands for a "
+             "row of an image, but the file has no index of images: give %s and "
+             "data.image_features, or leave this file out",
              s->key, s->path, (unsigned long long)offset, spec->image_token_id, PATHS_KEY);
     return false;
 }

@@ -507,7 +507,7 @@ TEST(test_wrong_metadata)
     unlink(rows);
     assert_int_equal(mkdir(rows, 0777), 0);
     errno = EIO; /* from an earlier call */
-    DIES("it is no file", open_data(&spec));
+    DIES("it is not a regular file", open_data(&spec));
     free(file[0]);
     free(rows);
 }
