@@ -27,8 +27,9 @@ typedef struct {
     /* (rows, cols), 256-byte aligned; if data and data_t are both NULL, the tensor is absent */
     void *data;
     void *data_t; /* (cols, rows): transposed FP8 codes, same scale; or NULL */
-    /* group 0: one float (16 bytes allocated). Else (rows, cols/group): FP8 a byte; moments BF16
-     * or, if expanded, fp8_pair; dynamic maps F32. NULL for F32 and BF16 tensors. */
+    /* group 0: one float (16 bytes are allocated). Otherwise (rows, cols/group) scales. A scale of
+     * an activation is one byte; a scale of an FP8 moment is a BF16 or, if the format is expanded,
+     * an fp8_pair; a scale of a dynamic map is a float. NULL for F32 and BF16 tensors. */
     void *scale;
     Format format;
     int rows, cols;

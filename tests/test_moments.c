@@ -237,7 +237,7 @@ TEST(test_plain_and_zeros)
         if (!on_cpu())
             DIES("is a moment's; only adamw reads and writes it", quantize(m, x));
         m.format.bf16_scale = false;
-        DIES("with a byte per group", adamw(x, m, m, x, (AdamW){ 0 }, 0));
+        DIES("with one byte of scale per group", adamw(x, m, m, x, (AdamW){ 0 }, 0));
         for (int expand = 0; expand < 2; expand++) {
             const double *back =
                 through_moment(make_moment(d, N, expand), make_filled(F, 1, N, 0, 0, 0), &stored);
