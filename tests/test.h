@@ -13,7 +13,7 @@ static size_t num_tests;
 
 static inline void add_test(const char *name, CMUnitTestFunction function, void *state)
 {
-    if (num_tests < sizeof all_tests / sizeof *all_tests) /* run_all_tests notices one too many */
+    if (num_tests < sizeof all_tests / sizeof *all_tests) /* run_all_tests reports too many tests */
         all_tests[num_tests] =
             (struct CMUnitTest){ .name = name, .test_func = function, .initial_state = state };
     num_tests++;
@@ -27,7 +27,8 @@ static inline void add_test(const char *name, CMUnitTestFunction function, void 
     } \
     static void name(__attribute__((unused)) void **state)
 
-/* setup and teardown: of all together, or NULL. Returns the number of tests that failed. */
+/* setup and teardown run once, before and after all tests; NULL: nothing runs. Returns the number
+ * of failed tests. */
 static inline int run_all_tests(CMFixtureFunction setup, CMFixtureFunction teardown)
 {
     if (num_tests > sizeof all_tests / sizeof *all_tests)
