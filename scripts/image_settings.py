@@ -100,5 +100,5 @@ def differing(settings, folder):
         for key, (used, usual) in settings.get(part, {}).items():
             given = found[part].get(key)
             if not same(usual if given is None else given, used) and not (key in found[part] and given == used):
-                return f"{key} ({name}) is {json.dumps(given)}, but they were made with {json.dumps(used)}"
+                return f"{key} ({name}) is {json.dumps(given)}, but the features were made with {json.dumps(used)}"
     return None

@@ -212,7 +212,8 @@ def main():
     if args.questions is not None and args.questions < 1:
         sys.exit(f"error: --questions {args.questions}; expected 1 or more")
     if args.train and pathlib.Path(args.train).exists():
-        sys.exit(f"error: {args.train} is there already, and nothing is written over")
+        sys.exit(f"error: {args.train} exists already, and this script does not overwrite files: delete it, or give another "
+                 "--train")
 
     packages = open_packages(args.package)
     found = {name: find(packages, name) for name in args.tasks or TASKS}
