@@ -235,7 +235,7 @@ TEST(test_plain_and_zeros)
             0, tensor_snapshot(x), N);
         check_same_bytes("moments without expansion", stored, expected, tensor_bytes(m));
         if (!on_cpu())
-            DIES("is a moment's; only adamw reads and writes it", quantize(m, x));
+            DIES("is a format of moments, which only adamw reads and writes", quantize(m, x));
         m.format.bf16_scale = false;
         DIES("with one byte of scale per group", adamw(x, m, m, x, (AdamW){ 0 }, 0));
         for (int expand = 0; expand < 2; expand++) {
