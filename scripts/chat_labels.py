@@ -13,8 +13,8 @@ from chat_written import MARK, OTHER
 from errors import Bad
 
 # text; answers: (begin, end) of each answer in it; lost: {kind: number} of texts that the template leaves out; open: number of
-# answers before other messages that no special token ends; unasked: number of answers that begin otherwise than the template asks
-# for them
+# answers that other messages follow and that no special token ends; unasked: number of answers that do not begin as the prompts of
+# the template end
 Document = collections.namedtuple("Document", "text answers lost open unasked")
 
 
@@ -149,10 +149,10 @@ class Talk:
     # ---- the beginning of an answer ------------------------------------------------------------------------------------------
 
     def find_begin(self, text, i, until):
-        """(position in the text where answer i begins, whether the template asks for it so). The answer begins after the text
-        that a model is given to answer. The rendered conversation may not begin with that text, because the template then writes
-        earlier messages differently, or thoughts that the answer lacks. In this case, the answer begins after the longest part
-        of an answer's opening that is before it."""
+        """(position in the text where answer i begins, whether the prompt of answer i ends there). The prompt is the text that a
+        model is given to answer, and the answer usually begins after it. The rendered conversation may not begin with the prompt,
+        because the prompt has earlier messages in another form, or thoughts that the answer lacks. In this case, the answer begins
+        after the longest part of an answer's opening that is before it."""
         prompt = self.until(i, asks=True) if i else None        # no template renders an empty list of messages
         if i and text.startswith(prompt):
             return len(prompt), True

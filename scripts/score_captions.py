@@ -124,7 +124,7 @@ def main():
     parser.add_argument("--root", default=".", help="folder of the pictures")
     parser.add_argument("--images", metavar="FEATURES", help="features of the pictures, if they are computed already")
     parser.add_argument("--shuffled", action="store_true", help="also with pictures of other conversations")
-    parser.add_argument("--seed", type=int, default=0, help="of these; default: 0")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random choices; default: 0")
     parser.add_argument("--questions", type=int, help="number of conversations to take from each file, at random by --seed")
     parser.add_argument("--answers", metavar="FILE", help="writes the answers here, a line each")
     continuations.add_arguments(parser)
