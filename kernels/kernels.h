@@ -171,7 +171,7 @@ typedef struct {
     int num_projections; /* P; 1 for A, whose P*r rows are one projection */
     struct {
         int first, width;
-    } projection[LORA_PROJECTIONS]; /* of B; unused for A */
+    } projection[LORA_PROJECTIONS]; /* the parts of B; unused for A */
 } LoraMatrix;
 
 /* Let w(c,j) be the element of m for column c of the wide tensor and column j of xa, or 0 if m has

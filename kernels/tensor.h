@@ -33,17 +33,17 @@ typedef struct {
     void *scale;
     Format format;
     int rows, cols;
-    /* of a gradient: nothing is written in this step yet, so the first accumulation overwrites
-     * it */
+    /* for gradients: true if nothing was accumulated in this step yet; the first accumulation then
+     * overwrites the tensor */
     bool empty;
-    /* of an FP8 operand with one scale: the max|x| that gave its scale (scale_is_reused in
-     * kernels.h); NULL: max|x| is measured each time */
+    /* for FP8 operands with one scale: the max|x| from which the scale was computed
+     * (scale_is_reused in kernels.h); NULL: max|x| is measured each time */
     float *scale_amax;
-    const bool *scale_reused; /* host memory, set by the plan of operands; NULL: false */
-    /* of an FP8 operand: GEMMs with this operand as first input may use short accumulators */
+    const bool *scale_reused; /* whether the scale is reused, in host memory; NULL: it is not */
+    /* for FP8 operands: GEMMs with this operand as first input may use short accumulators */
     bool fast;
-    /* of an FP8 operand with one scale: (cols) column factors in device memory, powers of two.
-     * scale * code is channel[c] times a value of column c. NULL: all factors are 1. See
+    /* for FP8 operands with one scale: (cols) column factors in device memory, powers of two. scale
+     * * code is channel[c] times a value of column c. NULL: all factors are 1. See
      * swiglu_forward. */
     float *channel;
 } Tensor;

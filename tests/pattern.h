@@ -1,4 +1,4 @@
-/* Bytes that depend only on (seed, their number): any run of them can be made and checked
+/* Bytes that depend only on (seed, their number): any range of these bytes can be made and checked
  * separately. The bytes are below 64, so that they are finite and not negative in every format;
  * weights and moments with other values would not be saved. */
 #pragma once

@@ -1,5 +1,5 @@
 /* Tests for cmocka that register themselves: TEST(test_sum) { assert_int_equal(1 + 1, 2); }
- * run_all_tests runs those of the file, in its order. */
+ * run_all_tests runs the tests of the file, in the order of the file. */
 #pragma once
 #include <setjmp.h>
 #include <stdarg.h>

@@ -27,7 +27,7 @@ static struct {
     struct cudaDeviceProp prop;
     int number;
     char address[32];
-    cudaStream_t queue[NUM_QUEUES], stream; /* stream: that of the current queue */
+    cudaStream_t queue[NUM_QUEUES], stream; /* stream: the stream of the current queue */
     Queue current;
     bool merged;
     struct {

@@ -304,7 +304,7 @@ __device__ inline void store_tile(const TileOut &out, int o, const Source &sourc
     __syncthreads();
 }
 
-/* Writes the tile from (row0, col0) on. rows and cols are those of the source, multiples of 16.
+/* Writes the tile from (row0, col0) on. rows, cols: the size of the source, multiples of 16.
  * Returns the thread's maximum of the measured outputs. NOTE: a thread outside the source reads the
  * last pack of the last rows, and stores nothing. A condition around the loads would become
  * branches, and the loads of the second pair of rows, the weights and the scale would wait for

@@ -61,7 +61,7 @@ void comm_barrier(void);
 void comm_broadcast(void *data, size_t bytes, int root);
 /* x = the sum over all ranks; all ranks get the same bits */
 void comm_sum(double *x, int n);
-/* as comm_sum, over the ranks of a group, which must all call it */
+/* as comm_sum, over the ranks of a group; all of these ranks must call it */
 void comm_sum_over(double *x, int n, Ranks g);
 void comm_max(double *x, int n);
 /* all: (ranks of g) values of `bytes` bytes, in the order of ranks */
