@@ -42,8 +42,8 @@ typedef struct {
     const bool *scale_reused; /* whether the scale is reused, in host memory; NULL: it is not */
     /* for FP8 operands: GEMMs with this operand as first input may use short accumulators */
     bool fast;
-    /* for FP8 operands with one scale: (cols) column factors in device memory, powers of two. scale
-     * * code is channel[c] times a value of column c. NULL: all factors are 1. See
+    /* for FP8 operands with one scale: (cols) column factors in device memory, powers of two.
+     * channel[c] times a value of column c is scale * code. NULL: all factors are 1. See
      * swiglu_forward. */
     float *channel;
 } Tensor;

@@ -42,8 +42,8 @@ class Features:
 
     def number(self, name, where):
         if name not in self.names:
-            raise Bad(f"{where}: the picture {shortened(name, 200)!r} is not in {self.folder}; expected one of its "
-                      f"{len(self.names)}: make the features of these files, too")
+            raise Bad(f"{where}: the picture {shortened(name, 200)!r} is not in {self.folder}; expected one of the "
+                      f"{len(self.names)} pictures there: make the features of these files, too")
         return self.names[name]
 
 

@@ -1,4 +1,4 @@
-"""Converts TOML of torchtitan, with the names of its versions until 2026, when it stopped using TOML."""
+"""Converts TOML of torchtitan, with the names of its versions until 2026, when torchtitan stopped using TOML."""
 from config_keys import shown
 
 NAME = "torchtitan"

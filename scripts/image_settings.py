@@ -66,8 +66,8 @@ def check(folder):
 
 
 def of_model(found, tower, processor):
-    """The settings. found: read(folder); tower, processor: the config of its tower and its image processor, as transformers
-    makes them."""
+    """The settings. found: read(folder); tower, processor: the config of the vision tower and the image processor of the
+    model, as transformers makes them."""
     raw, used, usual = found["image_processor"] or {}, processor.to_dict(), type(processor)().to_dict()
     keys = dict.fromkeys([*PROCESSOR, *used, *raw])
     settings = {

@@ -233,7 +233,7 @@ def main():
             count, choices = write_requests(label, folder, tokenizer, front, args.output, args.questions)
             print(f"{args.output / label}.jsonl: {count} questions, {choices} choices", flush=True)
         write_evaluators(args.output, [label for label, _ in places])
-        print(f"{args.output / 'evaluators.yaml'}: all of these as evaluators")
+        print(f"{args.output / 'evaluators.yaml'} names all of these files as evaluators")
 
 
 if __name__ == "__main__":

@@ -126,7 +126,7 @@ def main():
     parser.add_argument("--shuffled", action="store_true", help="also with pictures of other conversations")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random choices; default: 0")
     parser.add_argument("--questions", type=int, help="number of conversations to take from each file, at random by --seed")
-    parser.add_argument("--answers", metavar="FILE", help="writes the answers here, a line each")
+    parser.add_argument("--answers", metavar="FILE", help="file for the answers, one line for each answer")
     continuations.add_arguments(parser)
     args, options = continuations.parse(parser)
     inputs.check(args.files)
