@@ -16,7 +16,7 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "human": "us
 CALLS = ("function_call", "tool_call")          # roles of messages whose text is calls in JSON
 OWN = ("developer", "tool", "function", "observation", "ipython")       # a template that names such a role gets the role unchanged
 LEARNED = {"weight": (0, 1), "train": (False, True), "loss": (False, True)}     # keys of messages, and the meaning of their values
-# names of the key with thoughts; transformers uses the first
+# names of the key with thoughts; transformers copies the thoughts to the first name
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 PARTS = ("text", "thinking")                    # types of parts whose text is under a key with the name of the type
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "self")     # "self": a name of jinja
