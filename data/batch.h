@@ -8,7 +8,7 @@
 typedef struct {
     int sequences;
     int *tokens; /* (sequences, T) */
-    /* (sequences, T): the next token; -1 at the last position and where it is masked */
+    /* (sequences, T): the next token; -1 at the last position and if the next token is masked */
     int *targets;
     uint8_t *begins; /* (sequences, T): 1 where a document begins */
     /* (sequences, T): pointer to the features of a token, in a mapped file; NULL: the token shows
@@ -18,7 +18,7 @@ typedef struct {
     /* (sequences): the instance's number in its source; UINT32_MAX: the sequence is empty */
     uint32_t *index;
     uint8_t *source; /* (sequences): source of the mixture; 0 without a mixture */
-    /* sequences of each source of the mixture in this step, over all ranks */
+    /* number of sequences of each source of the mixture in this step, over all ranks */
     uint32_t share[MIXTURE_MOST];
     long labels; /* number of this rank's targets >= 0 */
 } Batch;

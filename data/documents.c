@@ -10,7 +10,8 @@
 #include <sys/stat.h>
 #include <zlib.h>
 
-/* numbers of tokens, and of rows, between two beats: a few milliseconds of work */
+/* how many tokens or rows are read between two reports of progress to the watchdog (spec->beat): a
+ * few milliseconds of work */
 enum { TOKENS_A_BEAT = 1 << 22, ROWS_A_BEAT = 1 << 16 };
 
 static void each_by_eos(const Shard *s, const DataSpec *spec, DocumentFn *take, void *arg)
@@ -54,7 +55,7 @@ static gzFile open_metadata(const Shard *s, const DataSpec *spec, const char *pa
         die("%s: document_boundaries metadata needs %s for %s: %s. Put it there (rows START,END as "
             "written by `dolma tokens` and "
             "scripts/make_shards.py), or let documents end at model.eos_token_id: %s",
-            s->key, path, s->path, regular || errno ? strerror(errno) : "it is no file",
+            s->key, path, s->path, regular || errno ? strerror(errno) : "it is not a regular file",
             documents_by_eos(spec));
     gzbuffer(f, 1 << 18);
     return f;
@@ -65,7 +66,7 @@ static gzFile open_metadata(const Shard *s, const DataSpec *spec, const char *pa
 static bool read_row(gzFile f, char *row, int size)
 {
     int length = 0, c, error;
-    /* a NUL would end the text; `?` is invalid, too */
+    /* `?` replaces NUL, which would end the text; both make the row invalid */
     while ((c = gzgetc(f)) != -1 && c != '\n')
         if (length < size - 1)
             row[length++] = c ? (char)c : '?';
@@ -104,13 +105,13 @@ static void each_by_metadata(const Shard *s, const DataSpec *spec, DocumentFn *t
         if (!fits)
             gzclose(f);
         if (!parsed)
-            die("%s:%ld: found '%.60s', expected START,END: the first token of a document of %s "
-                "and the one after its last. "
-                "%s: %s",
+            die("%s:%ld: found '%.60s', expected START,END: the number of the first token of a "
+                "document of %s, and the number after the document's last token. %s: %s",
                 path, line, row, s->path, remedy, documents_by_eos(spec));
         if (!fits)
-            die("%s:%ld: found a document of tokens %llu to %llu, expected one within %llu to "
-                "%llu: it must begin after the previous row's document and lie in %s. %s: %s",
+            die("%s:%ld: found a document of tokens %llu to %llu, expected a document within %llu "
+                "to %llu: a document must begin after the previous row's document and lie in %s. "
+                "%s: %s",
                 path, line, (unsigned long long)start, (unsigned long long)end,
                 (unsigned long long)before, (unsigned long long)s->num_tokens, s->path, remedy,
                 documents_by_eos(spec));

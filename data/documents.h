@@ -4,11 +4,12 @@
 
 typedef void DocumentFn(void *arg, uint64_t start, uint64_t end);
 
-/* Calls take(arg, start, end) for each document of the file, its tokens [start, end), in order; no
- * document is empty. A document ends after each eos (-1: there is no eos) and at the end of the
- * file. With spec->metadata, documents are instead the rows START,END[,...] of X.csv.gz next to
- * X.npy, as Dolma and open-instruct write them; tokens between two rows are in no document. Dies
- * with file and line if X.csv.gz is missing, damaged, or does not fit the tokens. */
+/* Calls take(arg, start, end) for each document of the file, in order. The document is tokens
+ * [start, end) of the file, and is not empty. A document ends after each eos (-1: there is no eos)
+ * and at the end of the file. With spec->metadata, documents are instead the rows START,END[,...]
+ * of X.csv.gz next to X.npy, as Dolma and open-instruct write them; tokens between two rows are in
+ * no document. Dies with file and line if X.csv.gz is missing, damaged, or does not fit the
+ * tokens. */
 void documents_each(const Shard *s, const DataSpec *spec, DocumentFn *take, void *arg);
 
 /* For messages: the setting that makes documents end after an eos. */

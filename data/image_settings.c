@@ -52,7 +52,8 @@ static char *shown(const json_t *value)
     return text ? text : xstrdup("not given");
 }
 
-/* Compares the settings of one part with the values `found` in the folder's file `name`. */
+/* Compares the settings of one part (config, vision_config or image_processor) with the values
+ * `found` in the folder's file `name`. */
 static char *differing(const json_t *settings, const json_t *found, const char *name)
 {
     const char *key;
@@ -64,8 +65,8 @@ static char *differing(const json_t *settings, const json_t *found, const char *
         if (same(value, used) || (given && json_equal(given, used)))
             continue;
         char *now = shown(given), *then = shown(used);
-        char *text =
-            xasprintf("%s (%s) is %.200s, but they were made with %.200s", key, name, now, then);
+        char *text = xasprintf("%s (%s) is %.200s, but the features were made with %.200s", key,
+                               name, now, then);
         free(now);
         free(then);
         return text;

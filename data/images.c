@@ -120,8 +120,8 @@ ImageFeatures *features_open(const char *key, const char *folder, int rows, int 
 static void check_settings(const ImageFeatures *f, const char *model, bool quiet)
 {
     if (!f->settings && !quiet)
-        warn("%s: %s/features.json does not say how its features were made (\"settings\"), so they "
-             "are not compared with %s. "
+        warn("%s: %s/features.json does not say how its features were made (\"settings\"), so the "
+             "features are not compared with %s. "
              "scripts/make_image_features.py --model %s with the same --output compares them",
              f->key, f->folder, model, model);
     char *wrong = f->settings ? image_settings_differing(f->settings, model) : NULL;
@@ -137,8 +137,7 @@ void features_check_tower(const ImageFeatures *f, uint64_t tower, const char *mo
         return;
     if (f->tower == 0 && !quiet)
         warn("%s: %s/features.json does not name the vision tower of its features "
-             "(\"tower_sample\"), so they are not compared with the "
-             "tower of %s",
+             "(\"tower_sample\"), so the features are not compared with the tower of %s",
              f->key, f->folder, model);
     if (f->tower != 0 && f->tower != tower)
         die("%s: %s/features.json: the features were made with a vision tower whose weights "
@@ -294,9 +293,9 @@ static bool may_show(const Shard *s, const ImageFeatures *f, const DataSpec *spe
     if (f && s->image_map)
         return true;
     snprintf(error, size,
-             "%s: %s: token %llu (counted from 0) is %d, the place of an image "
-             "(model.image_token_id), but there is "
-             "no index of images: give %s and data.image_features, or leave this file out",
+             "%s: %s: token %llu (counted from 0) is %d (model.image_token_id), which stands for a "
+             "row of an image, but the file has no index of images: give %s and "
+             "data.image_features, or leave this file out",
              s->key, s->path, (unsigned long long)offset, spec->image_token_id, PATHS_KEY);
     return false;
 }

@@ -1,11 +1,11 @@
 /* Images in token files: rows of features on disk, and which image a token shows. Inside data/
  * only.
  *
- * A token file has `rows` consecutive tokens of image_token_id for each image. Next to it is its
- * index, headerless little-endian numbers: the id of the features (8 bytes), then for each image of
- * the token file, in order, its index in the folder of features (4 bytes). The k-th image token of
- * a file shows row k % rows of image index[k / rows], so a sequence may begin or end inside an
- * image.
+ * A token file has `rows` consecutive tokens of image_token_id for each image. Next to the token
+ * file is an index file of headerless little-endian numbers: the id of the features (8 bytes), then
+ * for each image of the token file, in order, the number of the image in the folder of features (4
+ * bytes). The k-th image token of a file shows row k % rows of image index[k / rows], so a sequence
+ * may begin or end inside an image.
  *
  * A folder of features has features.json and the files that it names, each with the rows of
  * consecutive images:
@@ -25,7 +25,7 @@ typedef struct ImageFeatures {
     char *folder;
     uint64_t id;
     uint64_t tower;   /* hash of the vision tower that made the features; 0: unknown */
-    json_t *settings; /* of features.json; NULL: the file has no settings */
+    json_t *settings; /* "settings" of features.json; NULL: the file has no settings */
     int rows, cols;   /* number of rows of an image, and number of values of a row */
     bool f32;         /* values are F32; false: BF16 */
     int num_files;

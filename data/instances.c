@@ -1,7 +1,8 @@
-/* An instance is T consecutive tokens of one file (a rest at the end of the file is not used). With
- * spec.best_fit, an instance is the documents of one packed sequence, then padding. Instance
- * numbers run on over all files or, with best_fit, over all packed sequences. The packing depends
- * only on the files, T and spec's fields about documents; seeds and ranks do not change it. */
+/* An instance is T consecutive tokens of one file (fewer than T tokens at the end of the file are
+ * not used). With spec.best_fit, an instance is the documents of one packed sequence, then padding.
+ * Instances are numbered over all files or, with best_fit, over all packed sequences. The packing
+ * depends only on the files, T and spec's fields about documents; seeds and ranks do not change
+ * it. */
 #include "data/instances.h"
 
 #include "data/hash.h"
@@ -55,8 +56,8 @@ static void check_count(const Instances *s, int batch)
             (unsigned long long)needed, needed > 1 ? "global_train_batch_size or " : "");
 }
 
-/* Hashes no names of folders, because data may move. NOTE: the hash of unpacked files without
- * metadata must never change. */
+/* Does not hash the names of folders, because data may move. NOTE: the hash of unpacked files
+ * without metadata must never change. */
 static uint64_t hash_files(const Instances *s)
 {
     uint64_t hash = HASH_OF_NOTHING;
@@ -154,7 +155,8 @@ static int find_shard(const Instances *s, uint64_t number)
     return low;
 }
 
-/* Reads n tokens of a file from `offset` on, with targets; returns what instance_read returns. */
+/* Reads n tokens of a file from `offset` on, with targets. Returns the number of labels, or -1 with
+ * a message in `error`. */
 static long read_tokens(Row row, const Instances *s, const Shard *shard, uint64_t offset, int n,
                         char *error, size_t size)
 {

@@ -39,7 +39,7 @@ typedef struct {
     Batch batch;      /* owns its arrays, sized for a full step */
     LoaderState next; /* position of the loader after this step */
     bool end;         /* there is no step: the unshuffled pass ended, or the limit is reached */
-    char error[4096]; /* why the data have no such step; "": no error */
+    char error[4096]; /* the error in the data of this step; "": no error */
 } Entry;
 
 struct Loader {
@@ -49,7 +49,8 @@ struct Loader {
 
     LoaderState position; /* position of the step that loader_next returns next */
     Doubling doubling;
-    uint64_t steps, ahead_steps; /* steps since loader_double: of the caller, and of the thread */
+    uint64_t steps, ahead_steps; /* number of steps since loader_double that the caller got, and
+                                  * that the thread filled */
     bool held;                   /* the caller uses the batch of entry `tail` */
     uint64_t left;               /* number of steps until the limit */
 
@@ -58,7 +59,8 @@ struct Loader {
     uint64_t ahead_left; /* number of steps until the limit, from `ahead` on */
 
     Entry entries[ENTRIES];
-    uint64_t head, tail; /* entries filled, and entries returned, since the thread started */
+    uint64_t head, tail; /* number of entries filled, and of entries returned, since the thread
+                          * started */
     bool stop, runs;     /* runs: the thread exists */
     pthread_t thread;
     pthread_mutex_t mutex; /* guards head, tail, stop */
@@ -176,8 +178,9 @@ static bool fill_positions(Loader *l, Entry *entry, const LoaderState *s, uint64
     return true;
 }
 
-/* Fills the sequences of a step of a mixture; returns as the function above. Every rank advances
- * through all positions, but loads only the orders and instances of its own positions. */
+/* Fills the sequences of a step of a mixture. Returns false if it was stopped before the step was
+ * complete. Every rank advances through all positions, but loads only the orders and instances of
+ * its own positions. */
 static bool fill_mixed(Loader *l, Entry *entry, SourcePosition position[MIXTURE_MOST],
                        uint64_t count)
 {

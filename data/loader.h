@@ -64,8 +64,8 @@ const char *loader_problem(Loader *l);
 bool loader_wait(Loader *l, double seconds);
 void loader_seek(Loader *l, LoaderState s); /* also removes a limit */
 
-/* Makes the batches of the next steps smaller: they double after these numbers of further steps
- * (doubling.h). Call this after loader_seek. */
+/* Starts with smaller batches: the batch size is batch / 2^count at first, and doubles after each
+ * of these numbers of further steps (doubling.h). Call this after loader_seek. */
 void loader_double(Loader *l, const uint64_t *until, int count);
 
 /* Says that at most `steps` more steps will be requested: nothing is read or shuffled for later

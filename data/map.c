@@ -23,8 +23,8 @@ typedef struct Map {
 
 static Map *maps;
 
-/* If a byte cannot be read, this thread leaves the message here and jumps to *back; back NULL: it
- * dies. */
+/* If a byte cannot be read, this thread leaves the message here and jumps to *back. back NULL: the
+ * program ends with the message. */
 static _Thread_local struct {
     sigjmp_buf *back;
     char *problem;
@@ -32,10 +32,10 @@ static _Thread_local struct {
 
 static _Noreturn void fail_at(const Map *m, size_t at)
 {
-    char *problem = xasprintf("%s: %s can no longer be read at byte %zu of %zu: truncated since "
-                              "the start, or the disk failed. "
-                              "Restore it and continue with --try_load_latest_save",
-                              m->key, m->path, at, m->bytes);
+    char *problem = xasprintf(
+        "%s: %s can no longer be read at byte %zu of %zu: the file was truncated since the start, "
+        "or the disk failed. Restore the file and continue with --try_load_latest_save",
+        m->key, m->path, at, m->bytes);
     if (!reading.back)
         die("%s", problem);
     reading.problem = problem;
@@ -58,7 +58,7 @@ static void on_bus_error(int number, siginfo_t *info, void *context)
 static int open_regular(size_t *bytes, const char *key, const char *path)
 {
     static const char check[] =
-        "Check the path (a relative one starts where the program was started)";
+        "Check the path (a relative path starts at the folder in which the program was started)";
     struct stat status;
     if (stat(path, &status) != 0)
         die("%s: cannot open %s: %s. %s", key, path, strerror(errno), check);

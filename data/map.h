@@ -8,7 +8,8 @@
 const void *map_file(size_t *bytes, const char *key, const char *path);
 void unmap_file(const void *bytes);
 
-/* Unmaps all files that were mapped after `newest`. newest NULL: all files. */
+/* map_newest returns the file that was mapped last; NULL: none is mapped. unmap_files_since unmaps
+ * all files that were mapped after `newest`; newest NULL: all files. */
 const void *map_newest(void);
 void unmap_files_since(const void *newest);
 

@@ -1,10 +1,10 @@
 /* Instance j of a source with the share w = weight / all belongs between positions j / w and (j +
- * 1) / w of the mixture: if it came earlier, the source would be ahead by a whole instance; if it
- * came later, it would be late by one. Of the instances that may come now, the one with the
- * earliest deadline comes first: this rule keeps every deadline, since the shares sum to 1 [Baruah
- * et al. 1996, "Proportionate progress"]. Sources with the same deadline come in random order. A
- * fixed order would be wrong: with two equal shares and two ranks, each rank would read one source
- * only. */
+ * 1) / w of the mixture: if instance j came earlier, the source would be a whole instance ahead; if
+ * instance j came later, the source would be a whole instance behind. (j + 1) / w is the deadline
+ * of instance j. Of the instances that may come now, the instance with the earliest deadline comes
+ * first. This rule keeps every deadline, since the shares sum to 1 [Baruah et al. 1996,
+ * "Proportionate progress"]. Sources with the same deadline come in random order. A fixed order
+ * would be wrong: with two equal shares and two ranks, each rank would read one source only. */
 #include "data/mixture.h"
 
 #include "data/hash.h"

@@ -3,9 +3,9 @@
  * A window limits memory, fits into caches, and costs almost nothing: at its end only a few of
  * thousands of sequences could have been filled by later documents (65,536 conversations of 700
  * tokens are 11,200 sequences of 4096). Packing sorts the sequences of a window by the length of
- * their longest document. So they are shuffled, with the number of the window as seed: the first
- * sequences of a validation set are then like the rest. Training shuffles all sequences again in
- * each epoch. */
+ * their longest document. So pack_window shuffles the sequences of a window, with the number of the
+ * window as seed: the first sequences of a validation set are then like the rest. Training shuffles
+ * all sequences again in each epoch. */
 #include "data/packing.h"
 
 #include "data/documents.h"
@@ -43,8 +43,8 @@ static void add_bin(Spaces *r, int bin, int space)
     update_tree(r, space);
 }
 
-/* Removes the bin with the least space that is >= *space, and sets *space to its space. Returns
- * NONE if there is no such bin. */
+/* Removes the bin with the least space that is >= *space, and sets *space to the space left in this
+ * bin. Returns NONE if there is no such bin. */
 static int take_bin(Spaces *r, int *space)
 {
     int i = r->leaves + *space;
@@ -73,7 +73,7 @@ static int by_decreasing_length(const void *a, const void *b)
 int best_fit_decreasing(int *bin, const uint32_t *length, int n, int T)
 {
     Spaces r = { .leaves = 1 };
-    /* keys: T - length, then the item's number */
+    /* sort keys: T - length in the upper half, the item's number in the lower half */
     uint64_t *order = xmalloc(((size_t)n + 1) * sizeof *order);
     while (r.leaves <= T)
         r.leaves *= 2;
@@ -116,7 +116,7 @@ typedef struct {
     uint32_t length[WINDOW];
     int count;
     int bin[WINDOW];
-    /* bins in shuffled order; index of each bin's next piece */
+    /* bins: the bins in shuffled order. at: index of each bin's next piece */
     uint32_t bins[WINDOW], at[WINDOW];
 } Packer;
 

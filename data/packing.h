@@ -3,9 +3,9 @@
 #include "data/shard.h"
 
 /* Sets bin[i] to the bin, counted from 0, of item i with length[i] (1 .. T); the items of a bin
- * have at most T together. Items are placed by decreasing length, equal ones in order. Each goes
- * into the fullest bin that has space for it, or into a new bin. Returns the number of bins. O(n
- * log n + n log T) time, O(n + T) memory. */
+ * have at most T together. Items are placed by decreasing length, and items of equal length in
+ * their order. Each item goes into the fullest bin that has space for it, or into a new bin.
+ * Returns the number of bins. O(n log n + n log T) time, O(n + T) memory. */
 int best_fit_decreasing(int *bin, const uint32_t *length, int n, int T);
 
 /* A piece is a document, or a part of a long document. */

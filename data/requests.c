@@ -168,7 +168,7 @@ static void add_question(Requests *r, Reader *f, const json_t *o)
     if (wrong)
         bad(f, wrong);
     if (q.gold >= q.count)
-        bad(f, xasprintf("\"gold\" %d: there are %d choices, from 0 on", q.gold, q.count));
+        bad(f, xasprintf("\"gold\" %d: there are %d choices, numbered from 0", q.gold, q.count));
     for (int i = 0; i < q.count; i++)
         add_choice(r, f, &q, json_array_get(choices, (size_t)i), r->images - images);
     if (r->questions == f->question_capacity) {

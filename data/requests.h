@@ -3,9 +3,9 @@
 #pragma once
 #include "data/shown_images.h"
 
-/* A task's own metric is METRIC_ACC, METRIC_LEN_NORM or METRIC_BPB. With METRIC_BPB its questions
- * have one choice. Continuations begin with a blank. METRIC_LEN_NORM and METRIC_BPB do not count
- * it, but OLMo-core's "v2" metrics do. */
+/* A task's own metric is METRIC_ACC, METRIC_LEN_NORM or METRIC_BPB. With METRIC_BPB each question
+ * has one choice. Continuations begin with a blank. METRIC_LEN_NORM and METRIC_BPB do not count
+ * this blank, but OLMo-core's "v2" metrics do. */
 typedef enum {
     METRIC_ACC, /* share of questions whose right choice has the highest log-probability */
     /* as METRIC_ACC, with the log-probability divided by the number of characters */

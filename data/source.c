@@ -1,6 +1,6 @@
-/* Epoch e of a source has the order numpy_shuffle(seed + e). If only some tokens of a source are
- * used, they are the first ones in the order of epoch 0, in every epoch. So a first pass continues
- * unchanged if more tokens are used later. */
+/* Epoch e of a source has the order numpy_shuffle(seed + e). If only some instances of a source are
+ * used, every epoch uses the same instances: the first ones in the order of epoch 0. So a first
+ * pass continues unchanged if more instances are used later. */
 #include "data/source.h"
 
 #include "data/shuffle.h"
@@ -106,7 +106,7 @@ static Source open_mixed(const DataSpec *spec, const MixtureSource *of)
     const uint64_t T = (uint64_t)spec->sequence_length, limit = (uint64_t)of->tokens / T;
     if (of->tokens > 0 && limit == 0)
         die("%s: tokens %ld are less than one sequence of %llu (model.max_sequence_length); give "
-            "more, or leave the source out",
+            "more tokens, or leave the source out",
             own.key, of->tokens, (unsigned long long)T);
     s.size = of->tokens > 0 && limit < s.instances.count ? limit : s.instances.count;
     s.most = (uint64_t)floor((double)s.size * of->max_repetition + 1e-6);
@@ -251,18 +251,17 @@ char *sources_lack(const Sources *s, const SourcePosition position[MIXTURE_MOST]
                                  left = source_left(one, &position[i]);
         const unsigned long long needs = mixture_needs(&s->mix, taken, i, instances);
         if (needs > left)
-            return xasprintf("%s: %llu tokens are missing: the run takes %llu of it (%.4g %% of "
-                             "%llu), and it has %llu left (%llu "
-                             "sequences of %llu tokens, max_repetition %g). Raise its "
-                             "max_repetition to %g, add paths%s, lower its "
-                             "ratio, or end the run %llu tokens from here (max_duration)",
-                             one->instances.spec.key, (needs - left) * T, needs * T,
-                             100 * (double)s->mix.weight[i] / (double)s->mix.all,
-                             (unsigned long long)instances * T, left * T,
-                             (unsigned long long)one->size, T, one->max_repetition,
-                             repetitions(one, &position[i], needs),
-                             one->size < one->instances.count ? " or raise its tokens" : "",
-                             (unsigned long long)sources_left(s, position) * T);
+            return xasprintf(
+                "%s: %llu tokens are missing: the run takes %llu tokens of this source (%.4g %% of "
+                "%llu), and the source has %llu left (%llu sequences of %llu tokens, "
+                "max_repetition %g). Raise its max_repetition to %g, add paths%s, lower its ratio, "
+                "or end the run %llu tokens from here (max_duration)",
+                one->instances.spec.key, (needs - left) * T, needs * T,
+                100 * (double)s->mix.weight[i] / (double)s->mix.all,
+                (unsigned long long)instances * T, left * T, (unsigned long long)one->size, T,
+                one->max_repetition, repetitions(one, &position[i], needs),
+                one->size < one->instances.count ? " or raise its tokens" : "",
+                (unsigned long long)sources_left(s, position) * T);
     }
     return NULL;
 }

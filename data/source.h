@@ -50,8 +50,8 @@ DataHashes source_content(const Source *s);
 bool sources_images_f32(const Sources *s);
 
 /* Takes the next instance of a mixture. Sets *from to the position of this instance in its source,
- * advances the source, and returns its number. Returns -1 if this source has reached its
- * max_repetition; `problem` then describes this. */
+ * advances the source, and returns the number of the source. Returns -1 if this source has reached
+ * its max_repetition; `problem` then describes this. */
 int sources_next(const Sources *s, SourcePosition position[MIXTURE_MOST], SourcePosition *from,
                  char *problem, size_t size);
 

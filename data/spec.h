@@ -57,8 +57,9 @@ typedef struct {
     bool split;
     /* metadata next to the files gives the documents; false: documents end after an eos */
     bool metadata;
-    /* the working thread calls beat when it makes progress, with the name of its work, and with
-     * NULL when the work is done. beat NULL: not called */
+    /* reports progress to the watchdog: the working thread calls beat with the name of its work
+     * whenever it makes progress, and with NULL when the work is done. beat NULL: nothing is
+     * reported */
     void (*beat)(const char *doing);
     /* OLMo's instance_filter: if an n-gram of min_period .. max_period tokens occurs max_count
      * times in a row, all labels of the instance (packed: document) are masked; 0: no filter */

@@ -62,8 +62,9 @@ void check_expand_operand(Tensor y, Tensor x)
     check_tensor(op, "x", x, x.rows, x.cols);
     check_tensor(op, "y", y, x.rows, x.cols);
     check_plain(op, "y", y);
-    CHECK(format_is_fp8(x.format) && x.data_t, "%s: x is %s %s a transpose", op,
-          format_name(x.format), x.data_t ? "with" : "without");
+    CHECK(format_is_fp8(x.format) && x.data_t,
+          "%s: x is %s %s a transpose; expected FP8 with a transpose", op, format_name(x.format),
+          x.data_t ? "with" : "without");
 }
 
 void check_find_not_finite(Tensor x, bool negative)
@@ -73,7 +74,8 @@ void check_find_not_finite(Tensor x, bool negative)
     CHECK(!negative || x.format.dtype != DYNAMIC8, "%s: %s has negative values", op,
           format_name(x.format));
     CHECK(!format_has_byte_scales(x.format),
-          "%s: %s has scales of one byte; moments have larger ones", op, format_name(x.format));
+          "%s: %s has scales of one byte; the scales of moments are larger", op,
+          format_name(x.format));
 }
 
 void check_logit_codes(const char *op, Tensor gradient, Tensor logits)
@@ -91,7 +93,8 @@ bool check_gemm(const char *op, Tensor out, Tensor a, Tensor b)
     const Format f = a.format, g = b.format;
     const bool fp8 = format_is_fp8(f) && format_is_fp8(g) && !f.group && !g.group;
     const bool plain = f.dtype == g.dtype && (f.dtype == F32 || f.dtype == BF16);
-    CHECK(out.data != a.data && out.data != b.data, "%s: the result is an operand", op);
+    CHECK(out.data != a.data && out.data != b.data, "%s: the result has the memory of an operand",
+          op);
     if (format_has_scales(out.format) || (out.format.dtype == BF16 && f.dtype == F32))
         die("%s: %s and %s into %s; the result may be f32, or bf16 unless the operands are f32", op,
             format_name(f), format_name(g), format_name(out.format));
@@ -185,7 +188,7 @@ static void check_heads(const char *op, Tensor y, Tensor qkv, Attention a)
     CHECK(a.window >= 0, "%s: a window of %d keys", op, a.window);
     check_tensor(op, "qkv", qkv, a.B * a.T, (a.H + 2 * a.K) * a.D);
     check_tensor(op, "y", y, a.B * a.T, a.H * a.D);
-    CHECK(y.data != qkv.data, "%s: y is qkv", op);
+    CHECK(y.data != qkv.data, "%s: y has the memory of qkv", op);
 }
 
 void check_attention(const char *op, Tensor y, Tensor qkv, Attention a, Documents docs)
@@ -251,14 +254,16 @@ void check_comm_alloc(const char *op, size_t bytes, MemoryUse use)
     double sum = (double)bytes;
     comm_sum_over(&sum, 1, g);
     CHECK(sum == (double)bytes * comm_group_size(g),
-          "%s: %zu bytes on this rank, a mean of %.0f in its group of dimensions %#x", op, bytes,
-          sum / comm_group_size(g), g);
+          "%s: %zu bytes on this rank, but a mean of %.0f in its group of dimensions %#x; expected "
+          "the same on all ranks",
+          op, bytes, sum / comm_group_size(g), g);
 }
 
 void check_cached(const char *op, Tensor y, Tensor qkv, KvCache cache, Attention a)
 {
-    CHECK(a.B == 1 && a.T > 0, "%s: %d sequences of %d tokens; a cache is one sequence's", op, a.B,
-          a.T);
+    CHECK(a.B == 1 && a.T > 0,
+          "%s: %d sequences of %d tokens; expected one sequence, because a cache holds one", op,
+          a.B, a.T);
     check_heads(op, y, qkv, a);
     check_tensor(op, "the cache's k", cache.k, cache.k.rows, a.K * a.D);
     check_tensor(op, "the cache's v", cache.v, cache.k.rows, a.K * a.D);
@@ -277,7 +282,8 @@ bool check_rope(const char *op, Tensor qkv, Tensor qnorm, Tensor knorm, const vo
     CHECK(a.D % 2 == 0 && a.H % a.K == 0, "%s: %d query heads, %d key/value heads of width %d", op,
           a.H, a.K, a.D);
     check_tensor(op, "qkv", qkv, a.B * a.T, (a.H + 2 * a.K) * a.D);
-    CHECK(!qnorm.data == !knorm.data, "%s: q and k both have a norm, or neither", op);
+    CHECK(!qnorm.data == !knorm.data,
+          "%s: only one of q and k has a norm; expected norms of both or of neither", op);
     if (!qnorm.data)
         return false;
     const bool by_head = a.H > 1 && qnorm.cols == a.D;
@@ -311,8 +317,8 @@ int check_lora_matrix(const char *op, LoraMatrix m, Tensor wide, Tensor xa)
     for (int i = 0; i < P; i++) {
         const int first = m.projection[i].first, width = m.projection[i].width;
         CHECK(first >= end && width >= 1 && width <= wide.cols - first,
-              "%s: part %d has columns from %d on, %d of them; expected "
-              "to begin at %d or later, of %d",
+              "%s: part %d begins at column %d and has %d columns; expected it to begin at column "
+              "%d or later, and to end within %d columns",
               op, i, first, width, end, wide.cols);
         rows += width;
         end = first + width;
@@ -326,7 +332,7 @@ int check_lora_narrow(Tensor xa, Tensor x, LoraMatrix m)
     const char *op = "lora_narrow";
     const int r = check_lora_matrix(op, m, x, xa);
     check_tensor(op, "x", x, x.rows, x.cols);
-    CHECK(xa.data != x.data && xa.data != m.w.data, "%s: xa is an input", op);
+    CHECK(xa.data != x.data && xa.data != m.w.data, "%s: xa has the memory of an input", op);
     return r;
 }
 
@@ -339,7 +345,7 @@ int check_lora_widen(Tensor y, Tensor xa, LoraMatrix m, Tensor add)
     if (add.data)
         check_tensor(op, "add", add, y.rows, y.cols);
     check_plain(op, "add", add);
-    CHECK(y.data != xa.data && y.data != m.w.data, "%s: y is an input", op);
+    CHECK(y.data != xa.data && y.data != m.w.data, "%s: y has the memory of an input", op);
     return r;
 }
 
@@ -348,7 +354,7 @@ int check_lora_dw(LoraMatrix dm, Tensor xa, Tensor x)
     const char *op = "lora_dw";
     const int r = check_lora_matrix(op, dm, x, xa);
     check_tensor(op, "x", x, x.rows, x.cols);
-    CHECK(dm.w.data != x.data && dm.w.data != xa.data, "%s: dm is an input", op);
+    CHECK(dm.w.data != x.data && dm.w.data != xa.data, "%s: dm has the memory of an input", op);
     return r;
 }
 
@@ -403,8 +409,9 @@ void check_muon_momentum(Tensor u, Tensor m, Tensor grad)
           "%s: m is %s of %d elements; expected f32, bf16, or FP8 in whole groups", op,
           format_name(m.format), u.cols);
     CHECK(!format_has_byte_scales(m.format),
-          "%s: m is %s with a byte per group; moments have more (format_of_moment)", op,
-          format_name(m.format));
+          "%s: m is %s with one byte of scale per group; moments need larger scales "
+          "(format_of_moment)",
+          op, format_name(m.format));
 }
 
 void check_muon_apply(Tensor w, Tensor x)

@@ -92,9 +92,10 @@ static uint32_t rank_of(uint32_t bits, DType d)
     return (uint32_t)dynamic8_encode(x, d) - (d == DYNAMIC8 ? ZERO : 0);
 }
 
-/* Fills `steps`. If the rank grows from r to r + 1 at the float with the bits s, the entry is (r +
- * 1) 2^16 - s, so that bits + entry crosses a multiple of 2^16 there. If the rank does not grow, s
- * is the first float after those with these upper bits. */
+/* Fills `steps`, which has one entry for each upper half of a float's bits. If the rank grows from
+ * r to r + 1 at the float with the bits s, the entry is (r + 1) 2^16 - s, so that bits + entry
+ * crosses a multiple of 2^16 there. If the rank does not grow, s is the first number with the next
+ * upper half. */
 void dynamic8_steps(uint32_t steps[DYNAMIC8_STEPS], DType d)
 {
     for (uint32_t i = 0; i < DYNAMIC8_STEPS; i++) {

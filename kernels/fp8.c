@@ -121,10 +121,10 @@ uint16_t fp8_moment_scale(float amax, DType d)
     return (uint16_t)((u + 0xffff) >> 16);
 }
 
-/* E is the maximum's exponent minus that of 2^-10, so the maximum's code is in the largest binade.
- * But 480 = 2^8 1.875 is NaN in E4M3, so a maximum with these digits takes the next E and the code
- * of 240. j rounds to 8 only if h is a power of two and a is just below the next code. Then j
- * becomes 0, and a gets the next code. Values above the largest code exceed it by less than
+/* E is the maximum's exponent minus the exponent of 2^-10, so the maximum's code is in the largest
+ * binade. But 480 = 2^8 1.875 is NaN in E4M3, so a maximum with these digits takes the next E and
+ * the code of 240. j rounds to 8 only if h is a power of two and a is just below the next code.
+ * Then j becomes 0, and a gets the next code. Values above the largest code exceed it by less than
  * 2^-(M+4), and saturate. Maxima above 4e6 have the largest S, 254. An infinite maximum makes the
  * whole group NaN when it is read. Training skips that step. */
 uint8_t fp8_group_scale(float amax, DType d)

@@ -35,8 +35,9 @@ uint8_t fp8_group_scale(float amax, DType d);
 float fp8_group_value(uint8_t scale, DType d);
 
 /* Returns S and k of an expanded group in 32 bits. S has 24 bits: F32 without its sign and its last
- * 7 bits, rounded up. k has 8 bits, for 1/16 to 16. NOTE: a maximum cannot fall by less than the
- * resolution of S, and a moment with beta2 = 0.999 falls by 2^-10 a step. */
+ * 7 bits, rounded up. k has 8 bits, for 1/16 to 16. NOTE: because S is rounded up, a maximum that
+ * decreases by less than the resolution of S does not decrease at all. S resolves the 2^-10 by
+ * which a moment with beta2 = 0.999 decreases in a step. */
 uint32_t fp8_pair(float amax, float k, DType d);
 float fp8_pair_scale(uint32_t pair);
 float fp8_pair_power(uint32_t pair);

@@ -1,5 +1,5 @@
 /* GPTQ of one layer, built from its operations and from GEMMs. The GEMMs take whole matrices, so
- * that there are few shapes. So they also sum over the half of C that is zero. */
+ * that there are few shapes. Therefore they also multiply the half of C that is zero. */
 #include "kernels/gptq_layer.h"
 
 #include <math.h>

@@ -42,7 +42,7 @@ void quantize_scale_from(Tensor y, const float *amax);
  * NULL copy is not written. y may have more rows than x, because FP8 GEMMs of GPUs need multiples
  * of 16; these rows become 0. */
 void quantize_codes(Tensor y, Tensor x);
-/* Both halves at once, if scale_is_reused. */
+/* Both halves in one call, for a y whose scale is reused (scale_is_reused). */
 void quantize_in_range(Tensor y, Tensor x);
 
 /* Returns *y.scale_reused, which decides how operations find the scale of an FP8 output y that has
@@ -77,9 +77,9 @@ typedef struct {
 void sort_tokens(TokenAt *sorted, const int *tokens, int N, int V);
 
 /* On the host: finds the documents in B sequences of T tokens. A document begins at the start of
- * each sequence and where `begins` (B,T) is not 0; begins may be NULL. start gets the first token
- * of each document, and then B*T; it has up to B*T + 1 entries. *longest gets the number of tokens
- * of the longest document. Returns the number of documents. */
+ * each sequence and where `begins` (B,T) is not 0. begins NULL: each sequence is one document.
+ * start gets the first token of each document, and then B*T; it has up to B*T + 1 entries. *longest
+ * gets the number of tokens of the longest document. Returns the number of documents. */
 int document_starts(int *start, int *longest, const uint8_t *begins, int B, int T);
 
 /* For each of the N pairs (token, position) in `sorted`, in their order. Forward: y[position] =
@@ -141,7 +141,7 @@ void norm_backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor x, const
  * inverse factors (fold_channels), and matmul_dw divides dw by the factors. No other operand has
  * factors. add may be y, or the bias of the layer (O,1), which is added to every row of y. A
  * product that accumulates in place into BF16 may be rounded before the addition and again after
- * it. matmul_db reads the rows of an FP8 dy. */
+ * it. matmul_db reads `data` of an FP8 dy. */
 /* y  = x wT [+ add]   (N,O) (N,C) (O,C) (N,O) */
 void matmul(Tensor y, Tensor x, Tensor w, Tensor add);
 /* dx = [dx +] dy w    (N,C) (N,O) (O,C) */
@@ -171,7 +171,7 @@ typedef struct {
     int num_projections; /* P; 1 for A, whose P*r rows are one projection */
     struct {
         int first, width;
-    } projection[LORA_PROJECTIONS]; /* of B; unused for A */
+    } projection[LORA_PROJECTIONS]; /* the parts of B; unused for A */
 } LoraMatrix;
 
 /* Let w(c,j) be the element of m for column c of the wide tensor and column j of xa, or 0 if m has

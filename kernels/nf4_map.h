@@ -26,7 +26,7 @@ enum { NF4_BLOCK = 64, NF4_GROUP = 256 * NF4_BLOCK };
 typedef struct {
     uint8_t codes[NF4_GROUP / 2]; /* element 2i is in the high half of byte i */
     uint8_t absmax[NF4_GROUP / NF4_BLOCK];
-    float nested, offset; /* offset: that of the tensor, repeated in each group */
+    float nested, offset; /* offset: the tensor's offset, repeated in each group */
     uint32_t unused[2];   /* always 0; pads groups to multiples of 16 bytes */
 } Nf4Group;
 
@@ -37,7 +37,7 @@ typedef struct {
 } Nf4PlainGroup;
 
 /* A matrix of up to three tensors, one below the other. Tensor i has rows[i] rows. The groups of
- * the first tensor come first, then those of the next tensor. */
+ * the first tensor come first, then the groups of the next tensor. */
 typedef struct {
     const Nf4Group *group;      /* device memory, 16-byte aligned; NULL: `plain` is used */
     const Nf4PlainGroup *plain; /* device memory, 16-byte aligned */
@@ -77,7 +77,7 @@ void nf4_amax(float *amax, Nf4 x, int cols, size_t first, size_t count);
 
 /* ---- for both back ends ---------------------------------------------------------------------- */
 
-/* Returns the code of x = w (1/absmax), which is that of the nearest value. The midpoint of two
+/* Returns the code of x = w (1/absmax): the code of the value nearest to x. The midpoint of two
  * values, rounded to F32, gets the lower code. */
 HOST_DEVICE static inline uint8_t nf4_nearest(const float *map, float x)
 {

@@ -33,8 +33,8 @@ static Access scales(Tensor t, unsigned how)
                   how);
 }
 
-/* Returns rows of a cache. If the cache is too small, returns the whole cache; the operation itself
- * reports the error. */
+/* Returns `rows` rows of a cache from row `first` on. If the cache is too small, returns the whole
+ * cache; the operation itself reports the error. */
 static Tensor cached(Tensor t, int first, int rows)
 {
     return first + rows <= t.rows ? tensor_rows(t, first, rows) : t;
@@ -55,7 +55,7 @@ static size_t qk_stats(Tensor qnorm, Attention a)
     return !qnorm.data ? 0 : a.H > 1 && qnorm.cols == a.D ? (size_t)(a.H + a.K) : 2;
 }
 
-/* Returns the number of pairs of a query and a key that it sees, in all documents. Without
+/* Returns the number of pairs (query, key that this query sees) in all documents. Without
  * documents, these are a.B sequences of a.T tokens. */
 static double seen_pairs(Attention a, Documents docs)
 {
@@ -128,7 +128,7 @@ static double symmetric_columns(Tensor y)
 #define OUT(t) codes(t, WRITES), transposed(t, WRITES), SCALE(t)
 #define OUT_AS_SCALED(t) \
     codes(t, WRITES), transposed(t, WRITES), scales(t, has_one_scale((t).format) ? READS : WRITES)
-/* Column factors. An operation that writes a tensor either keeps the factors and the scale, or
+/* Column factors. An operation that writes a tensor either keeps both the factors and the scale, or
  * replaces both. */
 #define CHANNELS_IF(condition, t, how) FLOATS((t).channel, (t).cols, 1, (condition) ? (how) : 0)
 #define CHANNELS_OUT(t) CHANNELS_IF(true, t, scale_is_reused(t) ? READS : WRITES)

@@ -119,7 +119,9 @@ void *arena_alloc(Arena *a, size_t bytes)
 {
     size_t at = (a->used + 255) & ~(size_t)255;
     a->used = at + bytes;
-    return a->memory ? a->memory + at : (void *)(at + 256); /* if measuring: not NULL, never read */
+    return a->memory ? a->memory + at : (void *)(at + 256); /* if the arena only measures: an
+                                                             * address that is not NULL and never
+                                                             * read */
 }
 
 Tensor tensor_alloc(Arena *a, Format f, int rows, int cols)

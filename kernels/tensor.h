@@ -29,22 +29,23 @@ typedef struct {
     /* (rows, cols), 256-byte aligned; if data and data_t are both NULL, the tensor is absent */
     void *data;
     void *data_t; /* (cols, rows): transposed FP8 codes, same scale; or NULL */
-    /* group 0: one float (16 bytes allocated). Else (rows, cols/group): FP8 a byte; moments BF16
-     * or, if expanded, fp8_pair; dynamic maps F32. NULL for F32 and BF16 tensors. */
+    /* group 0: one float (16 bytes are allocated). Otherwise (rows, cols/group) scales. A scale of
+     * an activation is one byte; a scale of an FP8 moment is a BF16 or, if the format is expanded,
+     * an fp8_pair; a scale of a dynamic map is a float. NULL for F32 and BF16 tensors. */
     void *scale;
     Format format;
     int rows, cols;
-    /* of a gradient: nothing is written in this step yet, so the first accumulation overwrites
-     * it */
+    /* for gradients: true if nothing was accumulated in this step yet; the first accumulation then
+     * overwrites the tensor */
     bool empty;
-    /* of an FP8 operand with one scale: the max|x| that gave its scale (scale_is_reused in
-     * kernels.h); NULL: max|x| is measured each time */
+    /* for FP8 operands with one scale: the max|x| from which the scale was computed
+     * (scale_is_reused in kernels.h); NULL: max|x| is measured each time */
     float *scale_amax;
-    const bool *scale_reused; /* host memory, set by the plan of operands; NULL: false */
-    /* of an FP8 operand: GEMMs with this operand as first input may use short accumulators */
+    const bool *scale_reused; /* whether the scale is reused, in host memory; NULL: it is not */
+    /* for FP8 operands: GEMMs with this operand as first input may use short accumulators */
     bool fast;
-    /* of an FP8 operand with one scale: (cols) column factors in device memory, powers of two.
-     * scale * code is channel[c] times a value of column c. NULL: all factors are 1. See
+    /* for FP8 operands with one scale: (cols) column factors in device memory, powers of two.
+     * channel[c] times a value of column c is scale * code. NULL: all factors are 1. See
      * swiglu_forward. */
     float *channel;
 } Tensor;

@@ -1,5 +1,5 @@
-/* Tensors of any format, in host memory, as floats. The CPU back end uses this file, and so does
- * the telemetry of what either back end stored. */
+/* Tensors of any format, in host memory, as floats. The CPU back end uses this file. Checkpoints
+ * and statistics use it too, with either back end. */
 #pragma once
 #include "kernels/tensor.h"
 

@@ -146,12 +146,12 @@ def print_table(programs, measured):
 
 
 def kernel_times_loads(path):
-    """Whether CUDA can load the library: if not, it may end the program without a message."""
+    """Whether CUDA can load the library. If CUDA cannot, CUDA may end the traced program without a message."""
     try:
         ctypes.CDLL(os.path.abspath(path))
         return True
     except OSError as problem:
-        print(f"error: {problem}; the kernels' times are left out: make BACKEND=cuda {path}")
+        print(f"error: {problem}; the times of kernels are left out. To get them, build the library: make BACKEND=cuda {path}")
         return False
 
 
@@ -188,10 +188,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", nargs="*")
     parser.add_argument("--list", action="store_true", help="print the names and their settings")
-    parser.add_argument("--train", action="append", help="a program; default build/cuda/train; given twice: the two alternate")
+    parser.add_argument("--train", action="append",
+                        help="a program; default: build/cuda/train; given twice: the two programs alternate")
     parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--rounds", type=int, help="default 1, for two programs 2")
-    parser.add_argument("--ranks", type=int, default=1, help="ranks of a work in quotes")
+    parser.add_argument("--rounds", type=int, help="number of runs of each program; default: 1, or 2 for two programs")
+    parser.add_argument("--ranks", type=int, default=1, help="number of ranks for configurations in quotes")
     parser.add_argument("--launch", default="mpirun", help="launcher with its options")
     parser.add_argument("--kernel-times", help="kernel_times.so: trace steps too")
     parser.add_argument("--folder", default="build/bench", help="folder for tokens, the run and in-step-*.tsv")

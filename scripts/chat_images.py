@@ -16,11 +16,11 @@ def image_token(model, tokenizer):
     config = image_settings.read(model)["config"]
     number = config.get("image_token_index", config.get("image_token_id"))
     if not isinstance(number, int):
-        raise Bad(f"{model}/config.json has no image_token_index: it is no model with images; expected a LLaVA folder")
+        raise Bad(f"{model}/config.json has no image_token_index: it is not a model with images; expected a LLaVA folder")
     token = tokenizer.id_to_token(number)
     if not token:
-        raise Bad(f"{model}: config.json has the image_token_index {number}, which is no token of its tokenizer; expected one: "
-                  "add <image> to the tokenizer")
+        raise Bad(f"{model}: config.json has the image_token_index {number}, which is not a token of its tokenizer; expected a "
+                  "token: add <image> to the tokenizer")
     return token
 
 
@@ -42,8 +42,8 @@ class Features:
 
     def number(self, name, where):
         if name not in self.names:
-            raise Bad(f"{where}: the picture {shortened(name, 200)!r} is not in {self.folder}; expected one of its "
-                      f"{len(self.names)}: make the features of these files, too")
+            raise Bad(f"{where}: the picture {shortened(name, 200)!r} is not in {self.folder}; expected one of the "
+                      f"{len(self.names)} pictures there: make the features of these files, too")
         return self.names[name]
 
 
@@ -56,7 +56,7 @@ def name_of(value, where):
         raise Bad(f"{where}: a picture is {chat_schema.shown(value)}; expected the name of a file")
     if value.startswith(URLS) or len(value) > LONGEST_NAME or "\0" in value:
         raise Bad(f"{where}: a picture is {chat_schema.shown(value)} ({len(value):,} characters); expected the name of a file: "
-                  "store the picture as one")
+                  "write the picture to a file and give its name")
     return value
 
 
@@ -67,8 +67,7 @@ def listed(entry, where):
 
 
 def flatten(message, token, where):
-    """(the message with a text instead of parts, names of the pictures in its parts); None in the place of a name: a part
-    without a name."""
+    """(the message with a text instead of parts, names of the pictures in its parts). A part without a name gives None as name."""
     content = message.get("content") if isinstance(message, dict) else None
     if not isinstance(content, list) or not any(isinstance(part, dict) and part.get("type") in PARTS for part in content):
         return message, []
@@ -96,7 +95,8 @@ def take(line, where, token):
             inside += [name for _, names in both for name in names]
     named = [name for name in inside if name is not None]
     if named and (outside or len(named) < len(inside)):
-        raise Bad(f"{where}: some pictures have their names in the messages and some next to them; expected one of both")
+        raise Bad(f"{where}: some pictures have their names in the messages and some next to them; "
+                        "expected all names in the messages, or all next to them")
     return json.dumps(entry).encode(), named or outside
 
 
@@ -108,7 +108,8 @@ def check(talk, names, token, where):
         if count and role == "assistant":
             raise Bad(f"{where}: message {i}, an answer, has {token}; expected pictures in questions only")
     if sum(counts) != len(names):
-        raise Bad(f"{where}: {sum(counts)} times {token} in the messages, and {len(names)} pictures; expected as many of both")
+        raise Bad(f"{where}: {sum(counts)} times {token} in the messages, and {len(names)} pictures; expected one for "
+                  "each picture")
 
 
 def expand(document, features, names, last, where):

@@ -13,8 +13,8 @@ from chat_written import MARK, OTHER
 from errors import Bad
 
 # text; answers: (begin, end) of each answer in it; lost: {kind: number} of texts that the template leaves out; open: number of
-# answers before other messages that no special token ends; unasked: number of answers that begin otherwise than the template asks
-# for them
+# answers that other messages follow and that no special token ends; unasked: number of answers that do not begin as the prompts of
+# the template end
 Document = collections.namedtuple("Document", "text answers lost open unasked")
 
 
@@ -24,7 +24,8 @@ def common(one, other):
 
 
 class Labels:
-    """template: a ChatTemplate; added: texts of tokens that may end a turn, the longest first; eos: text at which models stop."""
+    """template: a ChatTemplate; added: texts of tokens that may end a turn, the longest first; eos: text of the token at which
+    models stop."""
 
     def __init__(self, template, added, eos):
         self.template, self.added, self.eos = template, tuple(added), eos
@@ -54,7 +55,8 @@ class Talk:
             raise
         except Exception as problem:        # a template can raise any exception
             raise Bad(f"{self.where}: {type(problem).__name__} in the chat template, rendering the first {len(messages)} messages: "
-                      f"{problem}; expected a conversation that it takes: change or remove this one, or change the template")
+                      f"{problem}; expected a conversation that the template accepts: change or remove this conversation, or "
+                      "change the template")
 
     def try_render(self, messages, asks=False):
         """As render; None if the template fails."""
@@ -82,8 +84,8 @@ class Talk:
                 wrong = chat_written.find_misspelled(self.until(len(given)), self.messages, [self.tools, self.variables])
                 if not wrong:
                     return self.messages
-                raise Bad(f"{self.where}: the chat template {wrong}; expected what a model is to write: give it as a text, or "
-                          f"change the template in {self.template.folder}")
+                raise Bad(f"{self.where}: the chat template {wrong}; expected the form that a model should write: give the value as a "
+                          f"text, or change the template in {self.template.folder}")
             except Bad as problem:
                 first = first or problem
         raise first
@@ -147,10 +149,10 @@ class Talk:
     # ---- the beginning of an answer ------------------------------------------------------------------------------------------
 
     def find_begin(self, text, i, until):
-        """(position in the text where answer i begins, whether the template asks for it so). The answer begins after the text
-        that a model is given to answer. The rendered conversation may not begin with that text, because the template then writes
-        earlier messages differently, or thoughts that the answer lacks. In this case, the answer begins after the longest part
-        of an answer's opening that is before it."""
+        """(position in the text where answer i begins, whether the prompt of answer i ends there). The prompt is the text that a
+        model is given to answer, and the answer usually begins after it. The rendered conversation may not begin with the prompt,
+        because the prompt has earlier messages in another form, or thoughts that the answer lacks. In this case, the answer begins
+        after the longest part of an answer's opening that is before it."""
         prompt = self.until(i, asks=True) if i else None        # no template renders an empty list of messages
         if i and text.startswith(prompt):
             return len(prompt), True
@@ -164,13 +166,13 @@ class Talk:
         asked = prompt or self.opening or ""
         at = common(text, asked)
         raise Bad(f"{self.where}: the chat template asks for message {i + 1} with {asked[at:at + 40]!r}, but renders the "
-                  f"conversation with {text[at:at + 40]!r} there; expected the same, so that its labels can be told: give the "
-                  f"answer the form that the template asks for, or change the template in {self.template.folder}")
+                  f"conversation with {text[at:at + 40]!r} there; expected the same text, to find where the answer begins: "
+                  f"give the answer the form that the template asks for, or change the template in {self.template.folder}")
 
     @functools.cached_property
     def opening(self):
-        """The text that add_generation_prompt adds after a question. If the template writes another text there without it: that
-        text from the first different token on. None: the template accepts no question."""
+        """The text that add_generation_prompt adds after a question. If the template writes other text in this place without
+        add_generation_prompt: the text with it, from the first different token on. None: the template accepts no question."""
         question = [{"role": "user", "content": MARK}]
         without, asked = self.try_render(question), self.try_render(question, asks=True)
         if without is None or asked is None:
@@ -212,8 +214,8 @@ class Talk:
         token = next((one for one in self.labels.added if (last or "").rstrip().endswith(one)), None)
         at = text.find(token, own, front) if token and self.messages[i].get("tool_calls") else -1
         if at < 0:
-            raise Bad(f"{self.where}: cannot find where message {i + 1} ends: the chat template renders it differently when it "
-                      f"is the last; expected the same. End the conversation after it, or change the template in "
+            raise Bad(f"{self.where}: cannot find where message {i + 1} ends: the chat template renders this message differently "
+                      f"when it is the last message. End the conversation after this message, or change the template in "
                       f"{self.template.folder}")
         return at + len(token)
 

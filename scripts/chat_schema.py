@@ -16,7 +16,7 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "human": "us
 CALLS = ("function_call", "tool_call")          # roles of messages whose text is calls in JSON
 OWN = ("developer", "tool", "function", "observation", "ipython")       # a template that names such a role gets the role unchanged
 LEARNED = {"weight": (0, 1), "train": (False, True), "loss": (False, True)}     # keys of messages, and the meaning of their values
-# names in use; transformers copies all of them into the first
+# names of the key with thoughts; transformers copies the thoughts to the first name
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 PARTS = ("text", "thinking")                    # types of parts whose text is under a key with the name of the type
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "self")     # "self": a name of jinja
@@ -50,7 +50,7 @@ def read_entry(line, where):
 
 
 def decode(value, kind, where, what):
-    """value as a list or dict (kind). It may be the JSON text of one; a blank text is an empty list."""
+    """value as a list or dict (kind). value may also be JSON text of a list or dict; a blank text is an empty list."""
     found = value
     if isinstance(value, str):
         try:
@@ -111,7 +111,8 @@ def read_thoughts(message, where):
         if not isinstance(text, str):
             raise Bad(f"{where}: \"{name}\" is {shown(text)}; expected a text")
     if len(set(found.values())) > 1:
-        raise Bad(f"{where} has other thoughts in {' than in '.join(found)}; expected one of them, or the same in each")
+        raise Bad(f"{where} has different thoughts in {' and in '.join(found)}; expected one of these keys, or the same "
+                  "text in each")
 
 
 def read_learned(message, role, where):
@@ -139,7 +140,7 @@ def read_message(message, number, where, words):
         raise Bad(f"{where} has the role {shown(role)}; expected system, user, assistant or tool "
                   "(ShareGPT: \"from\" with human, gpt, function_call or observation)")
     if "value" in message and message.setdefault("content", message["value"]) != message["value"]:
-        raise Bad(f"{where} has one text in \"content\" and another in \"value\"; expected one of them")
+        raise Bad(f"{where} has one text in \"content\" and another in \"value\"; expected one of these keys")
     message = {key: value for key, value in message.items() if key not in ("from", "value")}
     if role in CALLS:
         calls = decode(message.get("content"), (dict, list), where, "its text")
@@ -233,7 +234,7 @@ def add_system(messages, entry, where):
         if first.get("role", first.get("from")) not in ("system", "developer"):
             return [say("system", system), *messages]
         if first.get("content", first.get("value")) != system:
-            raise Bad(f"{where}: two system messages, one in \"system\" and another as the first of the messages; expected one")
+            raise Bad(f"{where}: two system messages, one in \"system\" and another as the first message; expected one of them")
     return messages
 
 

@@ -17,8 +17,8 @@ except ImportError as problem:
 
 
 class Generation(jinja2.ext.Extension):
-    """{% generation %} ... {% endgeneration %}, which some templates put around answers, renders its content as a separate
-    block: variables that are set there are unknown after it."""
+    """{% generation %} ... {% endgeneration %}, which some templates put around answers. The content is rendered as a separate
+    block: variables that are set in the block are unknown after it."""
     tags = {"generation"}
 
     def parse(self, parser):
@@ -50,8 +50,7 @@ def read_text(path):
 def find_templates(folder, config):
     """{name: (file, text)} of all templates. The first of these sources that exists is used: chat_template.jinja, whose name is
     default, and additional_chat_templates/NAME.jinja; the chat_template of tokenizer_config.json, which is a text, called
-    default, or a list of templates with names; the chat_template of chat_template.json, where old processors of pictures store
-    theirs."""
+    default, or a list of templates with names; the chat_template of chat_template.json, which old image processors write."""
     path, found = os.path.join(folder, "chat_template.jinja"), {}
     if os.path.isfile(path):
         found["default"] = path, read_text(path)
@@ -69,9 +68,9 @@ def find_templates(folder, config):
         found = {one.get("name"): (path, one.get("template")) for one in given if isinstance(one, dict)}
     if not found or not all(isinstance(part, str) for name, (_, text) in found.items() for part in (name, text)):
         raise Bad(f"{folder} has no chat template; expected chat_template.jinja, or a chat_template in tokenizer_config.json "
-                  "or chat_template.json (a text, or a list with one named default). A base model has none: write the one that it "
-                  f"is to learn to {os.path.join(folder, 'chat_template.jinja')}, and name eos_token, which ends its answers, in "
-                  f"{os.path.join(folder, 'tokenizer_config.json')}")
+                  "or chat_template.json (a text, or a list with one named default). A base model has no chat template: write the "
+                  f"template that the model should learn to {os.path.join(folder, 'chat_template.jinja')}, and set eos_token to the "
+                  f"token that ends an answer in {os.path.join(folder, 'tokenizer_config.json')}")
     return found
 
 

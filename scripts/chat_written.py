@@ -146,9 +146,9 @@ def find_misspelled(text, messages, others):
                 wrong[str(value)] = f"writes {str(value)[:40]}, as Python does"
         for given in (one["arguments"] for one in called if isinstance(one.get("arguments"), str)):
             if given.strip() not in text:
-                return f"does not write arguments that are a text as they are, {given[:40]}"
+                return f"does not write arguments given as a text unchanged, as {given[:40]}"
             if (twice := json.dumps(given, ensure_ascii=False)[1:-1]) != given:
-                wrong[twice] = f"writes arguments that are a text as a text within a text, {twice[:40]}"
+                wrong[twice] = f"writes arguments given as a text with a second pair of quotes, as {twice[:40]}"
         if any(None in one.values() for one in [*calls, *called]):
             wrong["None"] = "writes None for a key of a call that is null"
     if not wrong:

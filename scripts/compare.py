@@ -6,8 +6,8 @@
 Arguments after -- go to every run. Each run is in --folder/RECIPE (scripts/plot_loss.py draws them in one picture); a
 complete run is not trained again. The training loss is the mean of the last 10 % of the steps; each evaluation set has
 its last loss; the difference from the first recipe's loss follows in brackets. Speed leaves out the first tenth of the steps and
-includes evaluations. With --seeds each recipe is trained once per seed, in --folder/RECIPE-SEED; the table then has means,
-and after +- the standard error of the mean difference.
+includes evaluations. With --seeds each recipe is trained once per seed, in --folder/RECIPE-SEED; the table then has means, and
+after +- the standard error of the mean difference.
 """
 import argparse, os, statistics, subprocess, sys
 
@@ -28,11 +28,11 @@ def train(options, recipe, folder, more):
             before = file.read()
         if before == line:
             return
-        sys.exit(f"error: {folder} has the run of another command:\n  {before}\nnow:\n  {line}\ndelete it, or give another "
+        sys.exit(f"error: {folder} has the run of another command:\n  {before}\nnow:\n  {line}\ndelete this run, or give another "
                  "--folder")
     print(f"== {recipe}: {line}", flush=True)
     if os.path.exists(os.path.join(folder, "config.yaml")) and not os.path.exists(started):
-        sys.exit(f"error: {folder} holds a run that is not of this script; give another --folder")
+        sys.exit(f"error: {folder} has a run that this script did not make; give another --folder")
     os.makedirs(folder, exist_ok=True)
     with open(started, "w", encoding="utf-8") as file:
         file.write(line)

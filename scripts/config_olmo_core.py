@@ -9,8 +9,8 @@ SCHEDULERS = {"cos_with_warmup": "cosine_with_warmup", "linear_with_warmup": "li
 ONLY = {"model.name": "default", "model.block.name": "default reordered_norm", "sequence_mixer.type": "attention",
         "sequence_mixer.name": "default fused", "feed_forward.name": "default", "feed_forward.activation": "silu", "rope.name":
         "default fused complex", "rope.partial_rotary_factor": "1.0", "lm_head.name": "default"}
-PYTORCH = ("PyTorch's; the program here has one way")
-LAUNCH = "of the cluster that OLMo-core is started on; scripts/README.md starts runs"
+PYTORCH = ("a setting of PyTorch; ./train has no such choice")
+LAUNCH = "settings of the cluster that OLMo-core runs on; scripts/README.md shows how to start ./train"
 METRICS = "all metrics are in metrics.jsonl; scripts/watch.py sends them"
 
 
@@ -132,7 +132,8 @@ def initial(c):
     c.put("model.init_std", std, f"model.init_std: {std}")
     c.put("model.init_cutoff_factor", 3, "OLMo-core truncates initial weights at three standard deviations")
     if method != "normal":
-        c.ask("model.init_fn", f"{method} is not one of mitchell, normal and full_megatron; loaded weights need none")
+        c.ask("model.init_fn", f"{method} is not one of mitchell, normal and full_megatron; if weights are loaded, "
+              "init_fn has no effect")
 
 
 def tokenizer(c):
@@ -161,7 +162,7 @@ def data(c):
     for key in ("dataset.mix", "dataset.source_mixture_config", "dataset.name"):
         value = c.take(key)
         if value:
-            c.ask("data.paths", f"{key}: {shown(value)}: the files that it stands for are listed in OLMo-core; download them and "
+            c.ask("data.paths", f"{key}: {shown(value)}: OLMo-core lists the files that this name stands for; download them and "
                   "give their local paths, or data.mix")
     if "data.paths" not in c.ours and not c.missing:
         c.ask("data.paths", "the file names no tokens")
@@ -237,7 +238,7 @@ def scheduler(c, total):
             c.ask("scheduler.t_decay", f"decay_fraction is {share}, but the length of the run is not known in these units")
         least = c.take(key + "decay_min_lr", 0) / c.ours["optimizer.learning_rate"]
         c.put("scheduler.alpha_f", round(least, 12), "decay_min_lr / lr")
-    c.drop("train_module.scheduler", "this schedule has it and ./train has not" if kind not in SCHEDULERS else PYTORCH)
+    c.drop("train_module.scheduler", "settings of a schedule that ./train does not have" if kind not in SCHEDULERS else PYTORCH)
 
 
 def length(c, key):
@@ -287,7 +288,8 @@ def saving(c):
         c.put("try_load_latest_save", True, "trainer.load_strategy: if_available")
     load = c.take("trainer.load_path")
     if load:
-        c.ask("load_path", f"{load} is in OLMo-core's format; convert it with its convert_checkpoint_to_hf.py and give that folder")
+        c.ask("load_path", f"{load} is in OLMo-core's format; convert it with OLMo-core's convert_checkpoint_to_hf.py "
+              "and give the new folder")
     c.move("trainer.metrics_collect_interval", "console_log_interval", 5)
     c.move("trainer.callbacks.lm_evaluator.eval_interval", "eval_interval")
     for name in ("lm_evaluator", "downstream_evaluator"):

@@ -1,4 +1,4 @@
-"""Converts TOML of torchtitan, with the names of its versions until 2026, when it stopped using TOML."""
+"""Converts TOML of torchtitan, with the names of its versions until 2026, when torchtitan stopped using TOML."""
 from config_keys import shown
 
 NAME = "torchtitan"
@@ -12,7 +12,7 @@ SHAPES = {
 }
 SHAPE_KEYS = ("d_model", "n_layers", "n_heads", "n_kv_heads", "mlp_hidden_size", "vocab_size", "weight_tying", "rope_theta",
               "head_dim")
-PYTORCH = "PyTorch's, or of its launcher; the program here has one way"
+PYTORCH = "a setting of PyTorch or of its launcher; ./train has no such choice"
 
 
 def matches(tree):
@@ -42,11 +42,11 @@ def model(c):
     if shape[-1]:
         c.ours["model.attention_layer_norm"] = "head"
     c.translated.append(f"model: {name} {flavor} -> section model, with the published shape")
-    c.ask("model.init_fn", "torchtitan divides a block's output layers by the square root of twice its number; full_megatron, the "
-          "nearest here, by that of twice all blocks. Loaded weights need none")
+    c.ask("model.init_fn", "torchtitan divides the output layers of block number n by sqrt(2 n); full_megatron, the nearest "
+          "init_fn, divides them by sqrt(2 n_layers). If weights are loaded, init_fn has no effect")
     if name == "llama3":
         c.ask("model.rope_scaling", "some versions of torchtitan scale the rotary positions of llama3 as Llama 3.1 does; this "
-              "file does not say. That is rope_scaling: {factor: 8} here")
+              "file does not say so. The same setting of ./train is rope_scaling: {factor: 8}")
 
 
 def optimizer(c):
@@ -76,7 +76,7 @@ def schedule(c):
         c.put("scheduler.name", "wsd", f"lr_scheduler.decay_ratio: {share}")
         c.put("scheduler.t_decay", round(steps * share), f"lr_scheduler.decay_ratio: {share}")
         if shape != "linear":
-            c.ask("scheduler.name", f"the decay is {shape}; that of wsd is linear")
+            c.ask("scheduler.name", f"the decay is {shape}; wsd decays linearly")
     else:
         names = {"linear": "linear_with_warmup", "cosine": "cosine_with_warmup"}
         c.put("scheduler.name", names.get(shape, shape), source)

@@ -11,7 +11,7 @@ SCHEDULERS = {"linear": "linear_with_warmup", "cosine": "cosine_with_warmup", "c
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 STRATEGIES = {"full_shard": "FULL_SHARD", "shard_grad_op": "SHARD_GRAD_OP", "no_shard": "NO_SHARD", "hybrid_shard": "HYBRID_SHARD",
               "hybrid_shard_zero2": "_HYBRID_SHARD_ZERO2"}
-PYTORCH = "PyTorch's, or of its launcher; the program here has one way"
+PYTORCH = "a setting of PyTorch or of its launcher; ./train has no such choice"
 LABELS = "conversations, templates and labels become tokens and label masks in scripts/make_shards.py"
 HUB = "nothing is uploaded"
 METRICS = "all metrics are in metrics.jsonl; scripts/watch.py sends them"
@@ -94,7 +94,7 @@ def base(c, four, eight):
         c.put("lora.base", "nf4", "4 bits")
     elif eight:
         c.put("lora.base", "e4m3", "8 bits")
-        c.ask("lora.base", "e4m3 has the size of bitsandbytes' int8, not its values")
+        c.ask("lora.base", "e4m3 has the size of bitsandbytes' int8, but other values")
 
 
 def checkpointing(c, default=False):
@@ -107,7 +107,7 @@ def sharding(c):
     given, config = c.take("fsdp"), c.take("fsdp_config.fsdp_sharding_strategy") or c.take("fsdp_config.sharding_strategy")
     words = given.split() if isinstance(given, str) else given or []
     if isinstance(words, list) and ("offload" in words):
-        c.ask("offload.optimizer", "fsdp offload: here `auto` moves to the host what does not fit; all: everything")
+        c.ask("offload.optimizer", "fsdp offload: in ./train `auto` moves to the host what does not fit, `all` moves everything")
     way = str(config or next((word for word in words if word in STRATEGIES), "")).lower()
     names = {"1": "full_shard", "2": "shard_grad_op", "3": "no_shard", "4": "hybrid_shard", "5": "hybrid_shard_zero2"}
     way = names.get(way, way).lstrip("_")
@@ -120,7 +120,8 @@ def sharding(c):
         if strategy:
             c.put("fsdp.sharding_strategy", strategy, f"deepspeed: {shown(deepspeed)}")
         else:
-            c.ask("fsdp.sharding_strategy", f"deepspeed: {shown(deepspeed)}: its stage is in that file; without it: FULL_SHARD")
+            c.ask("fsdp.sharding_strategy", f"deepspeed: {shown(deepspeed)}: the file names the stage of ZeRO; without this "
+                  "setting: FULL_SHARD")
     c.drop("fsdp_config fsdp_version", "each block is a unit, so are the embedding and the head")
 
 
@@ -180,9 +181,10 @@ def packing(c):
         c.ask("model.max_sequence_length", "the file gives no length of sequences; without it: that of the model, at most 4096")
     packs = truth(c.take("packing", False))
     c.put("data.packing", "best_fit", f"packing: {str(packs).lower()}",
-          "whole documents, attention inside them" if packs else "here sequences are filled with several texts, not padded")
+          "whole documents, attention inside documents" if packs else
+          "./train fills sequences with several texts instead of padding")
     if not packs:
-        c.ask("global_train_batch_size", "a sequence here holds several of the file's texts, so a step sees more of them")
+        c.ask("global_train_batch_size", "a sequence of ./train holds several texts of the file, so a step reads more texts")
     names = [key for key in c.theirs if key.startswith(("dataset", "data_path", "train_file")) and c.theirs[key] not in (None, [])]
     source = f"{names[0]}: {shown(c.theirs[names[0]])} is" if names else "the data are"
     c.ask("data.paths", f"{source} text; make tokens of it by scripts/make_shards.py or make_chat_shards.py and give their files")

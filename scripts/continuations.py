@@ -8,7 +8,7 @@ from errors import Bad
 
 def add_arguments(parser):
     parser.add_argument("--train", default="./train", help="how the program is started; default: ./train")
-    parser.add_argument("--max-new-tokens", type=int, default=512, help="most tokens of each continuation; default: 512")
+    parser.add_argument("--max-new-tokens", type=int, default=512, help="maximum number of tokens per continuation; default: 512")
 
 
 def parse(parser):
@@ -36,9 +36,9 @@ def follow(folder):
 def load_files(folder):
     path = os.path.join(folder, "tokenizer.json")
     if not os.path.isfile(path) and os.path.isfile(os.path.join(folder, "latest", "tokenizer.json")):
-        raise Bad(f"{folder} holds the checkpoints of a run; expected one of them, as {os.path.join(folder, 'latest')}")
+        raise Bad(f"{folder} holds the checkpoints of a run; expected one checkpoint, such as {os.path.join(folder, 'latest')}")
     if not os.path.isdir(folder):
-        raise Bad(f"{folder}: no such folder; expected a checkpoint or a model as Hugging Face has it")
+        raise Bad(f"{folder}: no such folder; expected a checkpoint or a Hugging Face folder")
     if not os.path.isfile(path):
         raise Bad(f"{path}: no such file; ./train --generate=FILE takes prompts as tokens")
     return tokenizer_files.load(folder)
@@ -53,7 +53,7 @@ def model_of(folder):
         name = json.load(file).get("base_model_name_or_path") or ""
     found = [one for one in (name, os.path.join(folder, name)) if name and os.path.exists(os.path.join(one, "config.json"))]
     if not found:
-        raise Bad(f"{path}: its base_model_name_or_path is {name!r}; expected the folder of a model")
+        raise Bad(f"{path}: base_model_name_or_path is {name!r}; expected the folder of a model")
     return found[0]
 
 

@@ -59,7 +59,7 @@ def kind_of(path, tree):
     for kind in KINDS:
         if kind.matches(tree):
             return kind
-    raise errors.Bad(f"{path}: these are keys of none of {', '.join(kind.NAME for kind in KINDS)}; found "
+    raise errors.Bad(f"{path}: expected keys of {', '.join(kind.NAME for kind in KINDS)}; found "
                      f"{', '.join(list(map(str, tree))[:5])}")
 
 
@@ -77,7 +77,7 @@ def main():
     try:
         kind.convert(converted)
     except (AttributeError, IndexError, TypeError, ValueError) as problem:      # for example a list in place of a number
-        raise errors.Bad(f"{options.file}: this is no {kind.NAME} that this script understands: {problem}") from problem
+        raise errors.Bad(f"{options.file}: this script cannot convert this file of {kind.NAME}: {problem}") from problem
     report = converted.report(os.path.basename(options.file))
     print("".join(f"# {line}".rstrip() + "\n" for line in report) + converted.text(), end="")
     print("\n".join(report), file=sys.stderr)

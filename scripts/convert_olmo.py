@@ -51,8 +51,8 @@ def read_section(path, section):
                     fail(f"{path}:{number}", f"expected `key: value` in the section {section}; found {line.strip()!r}")
                 values[key] = scalar(value)
     if not values:
-        fail(path, f"it has no section {section}; INPUT must be a checkpoint of OLMo (not of OLMo-core, whose "
-             "src/examples/huggingface/convert_checkpoint_to_hf.py converts those)")
+        fail(path, f"it has no section {section}; INPUT must be a checkpoint of OLMo (checkpoints of OLMo-core are converted by "
+             "OLMo-core's src/examples/huggingface/convert_checkpoint_to_hf.py)")
     return values
 
 
@@ -147,7 +147,7 @@ def describe(path, m, embeddings, dtype):
     heads = m["n_heads"]
     eos = m.get("eos_token_id")
     if eos == 0 and m["vocab_size"] == 50280:
-        print("eos_token_id: 50279, not 0 as config.yaml says: that ends the documents of Dolma")
+        print("eos_token_id: 50279, not 0 as config.yaml says, because 50279 ends the documents of Dolma")
         eos = 50279
     config = {
         "architectures": ["Olmo2ForCausalLM" if second else "OlmoForCausalLM"], "model_type": "olmo2" if second else "olmo",
@@ -196,7 +196,7 @@ def cut(path, weights, config):
     weights, result = dict(weights), []
     for there, shape, pieces in plan(config):
         if there not in weights:
-            fail(path, f"there is no tensor {there}; config.yaml must describe the model in that file")
+            fail(path, f"there is no tensor {there}; config.yaml must describe the model in this file")
         dtype, found, data = weights.pop(there)
         if found != shape or dtype not in DTYPES:
             fail(path, f"tensor {there} is {dtype} {found}; expected {' or '.join(DTYPES)} {shape}, which follow from config.yaml")
@@ -267,7 +267,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("input", help="folder with config.yaml and model.safetensors or model.pt")
     parser.add_argument("output", help="folder to write")
-    parser.add_argument("--tokenizer", help="tokenizer.json, or a folder with it; default: those that INPUT holds")
+    parser.add_argument("--tokenizer", help="tokenizer.json, or a folder with it; default: the tokenizer files in INPUT")
     args = parser.parse_args()
     if args.tokenizer and not os.path.exists(args.tokenizer):
         fail(args.tokenizer, "there is no such file or folder")
@@ -275,7 +275,7 @@ def main():
     if not os.path.isfile(described):
         fail(described, "there is no such file; INPUT must be a folder with OLMo's config.yaml next to the weights")
     if os.path.exists(args.output) and (not os.path.isdir(args.output) or os.listdir(args.output)):
-        fail(args.output, "it is there already; give a folder that is empty or new")
+        fail(args.output, "it exists already; give a folder that is empty or new")
     path, weights = read_weights(args.input)
     wte = weights.get("transformer.wte.weight")
     if not wte or len(wte[1]) != 2 or wte[0] not in DTYPES:
@@ -290,7 +290,7 @@ def main():
         # written last: without config.json the folder is no model
         write_json(os.path.join(args.output, "config.json"), config)
     except OSError as error:
-        fail(args.output, f"cannot be written: {error}; remove what is there of it and try again")
+        fail(args.output, f"cannot be written: {error}; remove the incomplete folder and try again")
     print(f"{args.output}: {config['architectures'][0]}, {sum(len(t[3]) for t in tensors) / 2**30:.2f} GiB; "
           f"./train --load_path={args.output} --data.paths='[shards/*.npy]'")
 

@@ -51,4 +51,4 @@ def save(figure, path):
         figure.savefig(path, dpi=110)
     except (OSError, ValueError) as problem:
         sys.exit(f"error: {path}: {getattr(problem, 'strerror', problem)}; give another --output, such as loss.png, in a folder "
-                 "that is there")
+                 "that exists")

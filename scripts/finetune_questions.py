@@ -82,7 +82,7 @@ def run_once(args, folder, gpus, words):
     if complete.exists() and complete.read_text() == line:
         return
     if folder.exists() and any(folder.iterdir()) and not (folder / "log").exists():
-        sys.exit(f"error: {folder} is not of this script; give another --folder")
+        sys.exit(f"error: {folder} has files that this script did not write; give another --folder")
     folder.mkdir(parents=True, exist_ok=True)
     complete.unlink(missing_ok=True)
     print(f"== {line}", flush=True)
@@ -257,9 +257,9 @@ def main():
     stage.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("runs/questions"))
     stage.add_argument("--recipes", nargs="+", default=["bf16", "coat", "coat-lean"])
     stage.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3], help="seeds of data order and rounding in fine-tuning")
-    stage.add_argument("--gpus", nargs="+", default=[], help="numbers of the GPUs; a number given twice has two runs at a "
-                       "time; without it: one run at a time, on the GPU that the program finds")
-    stage.add_argument("--eval-recipe", default="bf16", help="the recipe that all models are evaluated with")
+    stage.add_argument("--gpus", nargs="+", default=[], help="numbers of the GPUs; a GPU whose number is given twice has "
+                       "two runs at a time; without --gpus: one run at a time, on the GPU that the program finds")
+    stage.add_argument("--eval-recipe", default="bf16", help="the recipe with which all models are evaluated")
     stage.add_argument("--base-with", default="", help="more settings of pretraining, as '--max_duration=100 --a.b=c'")
     stage.add_argument("--tuned-with", default="", help="more settings of fine-tuning")
     stage.add_argument("--eval-with", default="", help="more settings of evaluation")
@@ -270,4 +270,4 @@ def main():
 
 
 if __name__ == "__main__":
-    errors.run(main, "programs that can be run (--launch, --train), and files that are there")
+    errors.run(main, "programs that can be run (--launch, --train), and files that exist")

@@ -37,7 +37,7 @@ def check_texts(texts):
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise Bad(f"text {number}: {text[:40]!r} is not UTF-8; expected a text that is")
+            raise Bad(f"text {number}: {text[:40]!r} is not UTF-8; expected UTF-8")
 
 
 def with_pictures(args, pictures):
@@ -45,8 +45,8 @@ def with_pictures(args, pictures):
     for number, text in enumerate(args.texts, 1):
         count = text.count(pictures.token)
         if count not in (0, len(args.image)):
-            raise Bad(f"text {number}: {count} times {pictures.token}, and {len(args.image)} pictures; expected as many of both, or "
-                      f"no {pictures.token}")
+            raise Bad(f"text {number}: {count} times {pictures.token}, and {len(args.image)} pictures; expected one for each "
+                      f"picture, or no {pictures.token}")
         yield text if count else (pictures.token + "\n") * len(args.image) + text
 
 
@@ -57,13 +57,13 @@ def render(args, files, texts, pictures):
     try:
         template = ChatTemplate(args.folder, files)
     except Bad as problem:
-        raise Bad(f"{problem}; --raw goes without one")
+        raise Bad(f"{problem}; --raw does not use a chat template")
     if pictures:
         chat_images.suit(template, pictures.token)
     try:
         return [template.render([{"role": "user", "content": text}], add_generation_prompt=True) for text in texts]
     except Exception as problem:        # a template can raise any exception
-        raise Bad(f"{args.folder}: its chat template: {problem}; --raw goes without one")
+        raise Bad(f"{args.folder}: its chat template: {problem}; --raw does not use a chat template")
 
 
 def encode(args, files, pictures):

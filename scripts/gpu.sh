@@ -4,7 +4,7 @@
 #   build     both back ends
 #   test      all CUDA tests, several at a time
 #   sanitize  compute-sanitizer: memcheck and racecheck on the CUDA kernel tests
-#   Before either, the CPU tests record the results that CUDA tests compare with. Both need what `build` has built.
+#   Before `test` and `sanitize`, the CPU tests record reference results. Both stages need what `build` has built.
 #   bench     make bench: per kernel, training steps of the whole model on one GPU, and which kernels run inside them
 #   shard     speed and memory of FSDP on all GPUs (2 or more)
 #   works     models, lengths and recipes: speed, memory, watts, tokens per joule, and which kernels run (about 15 minutes)

@@ -66,8 +66,8 @@ def check(folder):
 
 
 def of_model(found, tower, processor):
-    """The settings. found: read(folder); tower, processor: the config of its tower and its image processor, as transformers
-    makes them."""
+    """The settings. found: read(folder); tower, processor: the config of the vision tower and the image processor of the
+    model, as transformers makes them."""
     raw, used, usual = found["image_processor"] or {}, processor.to_dict(), type(processor)().to_dict()
     keys = dict.fromkeys([*PROCESSOR, *used, *raw])
     settings = {
@@ -100,5 +100,5 @@ def differing(settings, folder):
         for key, (used, usual) in settings.get(part, {}).items():
             given = found[part].get(key)
             if not same(usual if given is None else given, used) and not (key in found[part] and given == used):
-                return f"{key} ({name}) is {json.dumps(given)}, but they were made with {json.dumps(used)}"
+                return f"{key} ({name}) is {json.dumps(given)}, but the features were made with {json.dumps(used)}"
     return None

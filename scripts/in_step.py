@@ -35,8 +35,8 @@ def read_times(folder):
     that only looks at the GPUs has an empty file."""
     paths = sorted(glob.glob(os.path.join(folder, "*.tsv")), key=lambda path: [len(path), path])
     if not paths:
-        raise Bad(f"{folder}: no .tsv in it; expected what kernel_times.so writes: was the program run with CUDA_INJECTION64_PATH, "
-                  "and on a GPU?")
+        raise Bad(f"{folder} has no .tsv; expected the files that kernel_times.so writes: was the program run with "
+                  "CUDA_INJECTION64_PATH, and on a GPU?")
     paths = [path for path in paths if os.path.getsize(path)] or paths
     with open(paths[0], encoding="utf-8") as file:
         lines = file.read().split("\n")[:-1]
@@ -45,7 +45,7 @@ def read_times(folder):
         start, end, stream, name = line.split("\t", 3)
         records.append(Record(int(start), int(end), int(stream), name))
     if not records:
-        raise Bad(f"{paths[0]} is empty: CUPTI told of no kernel; the program's own output may say why")
+        raise Bad(f"{paths[0]} is empty: CUPTI reported no kernel; the program's own output may say why")
     return sorted(records)
 
 
@@ -109,7 +109,7 @@ class Window:
     def __init__(self, records, steps):
         ends = find_steps(records)
         if len(ends) < 2:
-            raise Bad(f"{len(ends)} updates in the records; expected at least 2: a step lasts from one to the next")
+            raise Bad(f"{len(ends)} updates in the records; expected at least 2, because a step lasts from one update to the next")
         self.steps = min(steps, len(ends) - 1)
         begin, end = ends[-1 - self.steps], ends[-1]
         groups = group_records(records)
@@ -189,8 +189,8 @@ def write_tsv(path, rows):
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", help="save_folder of the run")
-    parser.add_argument("times", help="the folder KERNEL_TIMES")
-    parser.add_argument("--steps", type=int, default=2, help="most steps in the table")
+    parser.add_argument("times", help="the folder that KERNEL_TIMES named")
+    parser.add_argument("--steps", type=int, default=2, help="maximum number of steps in the table")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--tsv", help="file for the table of kernels")
     options = parser.parse_args(arguments)

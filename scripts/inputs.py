@@ -26,11 +26,11 @@ def check(paths):
         raise Bad("standard input is closed; expected it open, as in zcat FILE | PROGRAM -")
     for path in paths:
         if os.path.isdir(path):
-            raise Bad(f"{path} is a folder; expected files: name those in it")
+            raise Bad(f"{path} is a folder; expected files: name the files in this folder")
         if path != STANDARD_INPUT and not os.path.exists(path):
             raise Bad(f"{path}: no such file")
     if len(set(paths)) < len(paths):
-        raise Bad("a file is named twice; expected each once")
+        raise Bad("a file is named twice; expected each file once")
 
 
 class Counted(io.RawIOBase):
@@ -91,7 +91,7 @@ def open_zstd(file):
     try:
         import zstandard
     except ImportError:
-        raise Bad("compressed with zstd, which takes Python 3.14 or the package zstandard: pip install zstandard")
+        raise Bad("compressed with zstd, which needs Python 3.14 or the package zstandard: pip install zstandard")
     return Frames(file, zstandard)
 
 
@@ -107,7 +107,7 @@ FIRST = 10      # number of bytes that identify a format
 def decompressed(source, path):
     opener = next((opener for pattern, opener in OPENERS if re.match(pattern, source.first, re.DOTALL)), None)
     if opener is None and uncompressed(path) != path:
-        raise Bad("not compressed, or damaged; expected what its name says")
+        raise Bad("damaged, or not compressed although the file's name says so")
     source = io.BufferedReader(source, 1 << 16)
     return io.BufferedReader(opener(source), 1 << 16) if opener else source
 

@@ -16,7 +16,7 @@ MOST = 128      # maximum number of sequences; with more micro-batches, gradient
 
 
 def device_memory(options):
-    """--device_memory: memory that the program uses only for speed then stays within the limit."""
+    """The option --device_memory: with it, the program keeps its optional memory (for speed) within the limit, too."""
     return f"--device_memory={options.limit * 1e9 / 2**30}"
 
 
@@ -46,8 +46,8 @@ def measured(options, recipe, ranks, batch):
                               capture_output=True, text=True)
         if done.returncode != 0:
             if not re.search(r"out of (GPU )?memory", done.stderr):
-                sys.exit(f"error: {recipe} on {ranks} ranks ended with {done.returncode}, and not for want of memory:\n"
-                         f"{done.stdout[-1000:]}{done.stderr[-2000:]}")
+                sys.exit(f"error: {recipe} on {ranks} ranks ended with {done.returncode}, for another reason than too little "
+                         f"memory:\n{done.stdout[-1000:]}{done.stderr[-2000:]}")
             print(done.stderr[-1000:], file=sys.stderr)
             return None
         lines = [line for line in metrics.read(folder) if "train/CrossEntropyLoss" in line]
@@ -87,7 +87,7 @@ def main():
     parser.add_argument("--launch", default="mpirun", help="launcher with its options")
     options = parser.parse_args(own)
     if options.batch is not None and options.batch < 1:
-        sys.exit(f"error: --batch {options.batch}; expected 1 or more; without it the largest is searched for")
+        sys.exit(f"error: --batch {options.batch}; expected 1 or more; without --batch, the largest batch is searched for")
     options.rest = sys.argv[sys.argv.index("--") + 1:] if "--" in sys.argv else []
     print("| GPUs | recipe | micro-batch | GB per GPU | tokens/s per GPU |\n|---|---|---|---|---|", flush=True)
     for ranks in options.ranks:

@@ -35,18 +35,18 @@ process = argparse.Namespace()      # the state that work() uses, in each proces
 Result = collections.namedtuple("Result", "path line documents ends notes problem")
 
 NOTES = {       # key: the finding, and advice; in the order of printing
-    "spelled": ("messages or tools that spell out a special token, which so become that token",
-                "where it is to be text, write it otherwise"),
-    "lost": ("{detail} that the chat template leaves out", "what it does not write is not learned"),
+    "spelled": ("messages or tools with the name of a special token, which becomes that token",
+                "if the name is meant as text, spell it differently"),
+    "lost": ("{detail} that the chat template leaves out", "the model does not learn what the template leaves out"),
     "unread": ('messages with the key "{detail}", which the chat template does not read', ""),
     "ignored": ('conversations with "{detail}", which the chat template does not read', ""),
-    "renamed": ('messages with the role "{detail}", which the chat template does not name, and so become those of {role}', ""),
+    "renamed": ('messages with the role "{detail}", which the chat template does not know: they become messages of {role}', ""),
     "split": ("conversations with a document for each question",
-              "as a whole the chat template renders them otherwise than it asks for answers"),
+              "the chat template renders the whole conversation differently than the prompts for its answers"),
     "open": ("answers that other messages follow and no special token ends",
              "nothing teaches the model to stop there; have the chat template put {{ eos_token }} after each answer"),
-    "unasked": ("answers that begin otherwise than the chat template asks for them",
-                "it asks with thoughts that they lack, or writes what comes before otherwise then"),
+    "unasked": ("answers that do not begin as the template's prompts end",
+                "the prompt ends with thoughts that these answers lack, or contains earlier messages in another form"),
     "begin": ("answers whose first characters are in one token with the end of the prompt", "that token is not learned"),
     "end": ("answers whose last characters are in one token with what follows", "that token is learned"),
 }
@@ -55,8 +55,8 @@ NOTES = {       # key: the finding, and advice; in the order of printing
 # ---- a conversation ----------------------------------------------------------------------------------------------------------
 
 def find_spelled(messages, tools):
-    """The first special token in the texts of each message and of each tool that has one. In the whole text, it cannot be
-    distinguished from those that the chat template writes. So a user's message could end the turn."""
+    """For each message and each tool whose texts contain the name of a special token: the first such name. In the rendered text, it
+    cannot be distinguished from the tokens that the chat template writes. So a user's message could end the turn."""
     for value in [*messages, *(tools or [])]:
         found = process.special.search("\n".join(chat_written.strings(value)))
         if found:
@@ -64,15 +64,15 @@ def find_spelled(messages, tools):
 
 
 def check_vocabulary(ids, where):
-    """Dies on tokens that only tokenizer_config.json names: they get ids after all other ids, and no model knows these."""
+    """Dies on tokens that only tokenizer_config.json names: these tokens get ids after all other ids, which no model knows."""
     largest, model = max(ids, default=0), process.model
     token = process.tokenizer.id_to_token(largest)
     if token in process.files.invented:
-        raise Bad(f"{where}: the token {token}, which no file in {model} gives an id; expected a token of tokenizer.json: where "
-                  "the chat template writes it, name another in tokenizer_config.json, or use a chat template without it")
+        raise Bad(f"{where}: the token {token}, which no file in {model} gives an id; expected a token of tokenizer.json. If the "
+                  "chat template writes this token, name another token in tokenizer_config.json, or use another chat template")
     if isinstance(process.size, int) and largest >= process.size:
         raise Bad(f"{where}: the token {largest} ({token}), but config.json in {model} has vocab_size {process.size}; expected "
-                  "tokens that the model knows: where the chat template writes it, use a chat template without it")
+                  "tokens that the model knows. If the chat template writes this token, use another chat template")
 
 
 def make_document(text, answers, document, where):
@@ -182,8 +182,8 @@ def check_template():
         return
     front = told[len(asked):told.find(chat_written.MARK)]
     if asked == without and told.startswith(asked) and front.strip():
-        print(f"NOTE: the chat template of {process.model} adds nothing for add_generation_prompt: {front!r} in front of answers "
-              "is learned too, and no program asks with it")
+        print(f"NOTE: the chat template of {process.model} adds nothing for add_generation_prompt: so the model also learns "
+              f"{front!r}, which the template writes before each answer, but prompts do not end with this text")
 
 
 def make_shards(args, now, output):
@@ -235,7 +235,7 @@ def print_ends(ends, eos):
     end, count = special.most_common(1)[0] if special else (eos, 0)
     if end != eos:
         print(f"NOTE: of the last answers {ends[eos]:,} of {total:,} end with the eos token {name(eos)}, "
-              f"{count:,} with {name(end)} ({end}): if programs are to stop there, name it eos_token in "
+              f"{count:,} with {name(end)} ({end}): if programs should stop at the second token, make it the eos_token in "
               f"{process.model}/tokenizer_config.json")
 
 
@@ -267,7 +267,7 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", help="a conversation in JSON per line; also compressed; - for standard input")
     parser.add_argument("--model", required=True, help="folder with tokenizer.json and chat template")
-    parser.add_argument("--images", metavar="FEATURES", help="the folder that make_image_features.py wrote of their pictures")
+    parser.add_argument("--images", metavar="FEATURES", help="folder of make_image_features.py with their pictures")
     shards.add_arguments(parser)
     args = parser.parse_args(arguments)
     shards.check_arguments(args)
@@ -282,7 +282,7 @@ def main(arguments=None):
 
     with shards.Output(args, "token_ids_part_{:04d}", "labels_mask_part_{:04d}", process.dtype, process.features) as output:
         if os.path.exists(configuration(args)):
-            raise Bad(f"{configuration(args)} is there already; delete it, or give another --output")
+            raise Bad(f"{configuration(args)} exists already; delete it, or give another --output")
         ends, split = make_shards(args, now, output)
         output.publish()
     print(*output.statistics("documents" if split else "conversations"), sep="\n")

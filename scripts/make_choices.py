@@ -63,9 +63,9 @@ def main():
     parser.add_argument("files", nargs="+", help="conversations, a line each")
     parser.add_argument("--model", required=True, help="folder with tokenizer.json and chat template")
     parser.add_argument("--images", required=True, metavar="FEATURES", help="the folder that make_image_features.py wrote")
-    parser.add_argument("--choices", type=int, default=4, help="of a question; default: 4")
-    parser.add_argument("--seed", type=int, default=0, help="of the draws; default: 0")
-    parser.add_argument("--output", required=True, help="the file to make; its name is that of the task")
+    parser.add_argument("--choices", type=int, default=4, help="number of choices of a question; default: 4")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random choices; default: 0")
+    parser.add_argument("--output", required=True, help="the file to make; its name is the name of the task")
     args = parser.parse_args()
     inputs.check(args.files)
     if args.choices < 2:

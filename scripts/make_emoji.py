@@ -53,7 +53,7 @@ class Font:
 
     def __init__(self, path):
         if not features.check("raqm"):
-            raise Bad(f"{path}: this pillow joins no glyphs (it lacks raqm); expected that of pip install pillow")
+            raise Bad(f"{path}: this pillow joins no glyphs (it lacks raqm); expected the pillow of pip install pillow")
         self.font = ImageFont.truetype(path, FONT_SIZE)
         self.most = 1.3 * self.font.getlength("\U0001F600")
         self.missing = self.ink("\U0010FFFE")
@@ -174,14 +174,14 @@ def main():
     parser.add_argument("--train", action="append", required=True, metavar="NAME=SOURCE", help="drawings to train on")
     parser.add_argument("--test", action="append", required=True, metavar="NAME=SOURCE", help="drawings to test with")
     parser.add_argument("--size", type=int, default=64, help="width of a picture in pixels; default: 64")
-    parser.add_argument("--copies", type=int, default=8, help="of each drawing to train on; default: 8")
-    parser.add_argument("--seed", type=int, default=0, help="of the copies; default: 0")
+    parser.add_argument("--copies", type=int, default=8, help="number of pictures of each drawing to train on; default: 8")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the copies; default: 0")
     parser.add_argument("--output", required=True, help="folder to make")
     args = parser.parse_args()
     check(args)
     sources = open_sources([*args.train, *args.test])
     if os.path.exists(args.output):
-        raise Bad(f"{args.output} is there already; expected a new name")
+        raise Bad(f"{args.output} exists already; expected a new name")
     names = read_names(args.names)
     for source in sources:
         os.makedirs(os.path.join(args.output, "pictures", source))

@@ -32,7 +32,7 @@ ANOTHER = "expected the same: make the features again, with another --output"
 # ---- towers ------------------------------------------------------------------------------------------------------------------
 
 class Pixels:
-    """A picture's patches, row by row; in a patch the pixels, row by row, each with its three colours."""
+    """The patches of a picture, row by row. A patch consists of its pixels, row by row, with three colours per pixel."""
 
     def __init__(self, patch, size):
         if size % patch:
@@ -85,15 +85,15 @@ class Tower:
         self.folder, self.torch, self.layer = folder, torch, image_settings.layer_of(found["config"])
         layers = config.vision_config.num_hidden_layers
         if not -layers - 1 <= self.layer <= layers:
-            raise Bad(f"{folder}/config.json: vision_feature_layer is {self.layer}; expected from {-layers - 1} to {layers}, for the "
-                      f"tower has {layers} layers")
+            raise Bad(f"{folder}/config.json: vision_feature_layer is {self.layer}; expected a number from {-layers - 1} to {layers}: "
+                      f"the tower has {layers} layers")
         self.drops = image_settings.strategy_of(found["config"]) == "default"
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.tower.to(self.device)
 
     def load(self, folder, safe_open):
-        """Reads the tower's weights. Returns two hashes of them, because versions of transformers differ in the prefix
-        vision_model."""
+        """Reads the tower's weights. Returns two hashes of the weights, which do not depend on the prefix vision_model of the
+        names, because versions of transformers differ in it."""
         want, found, digest, sample = self.tower.state_dict(), {}, hashlib.sha256(), 0
         for file in sorted(name for name in os.listdir(folder) if name.endswith(".safetensors")):
             with safe_open(os.path.join(folder, file), "pt") as tensors:
@@ -119,8 +119,8 @@ class Tower:
             with self.torch.no_grad():
                 rows = self.tower(pixels, output_hidden_states=True).hidden_states[self.layer]
         except (RuntimeError, ValueError) as problem:       # because of wrong shapes or too little memory
-            raise Bad(f"{self.folder}: {' '.join(str(problem).split())}; expected an image processor that makes pictures of the "
-                      "tower's size, and memory for --batch")
+            raise Bad(f"{self.folder}: {' '.join(str(problem).split())}. Either the image processor makes pictures of another size "
+                      "than the tower reads, or --batch needs more memory than there is")
         yield from (rows[:, 1:] if self.drops else rows).float().cpu().numpy()
 
 
@@ -174,8 +174,8 @@ def replace(path, data):
 
 class Store:
     """OUTPUT: features.json, which grows by a file of features at a time. images: hashes of the pictures; names: {name: number};
-    settings: by image_settings.py; reading: how pictures were read. Features of early versions have neither; after they are
-    checked, they have settings only."""
+    settings: by image_settings.py; reading: how pictures were read. Features of early versions have neither settings nor reading;
+    check_old adds only the settings."""
 
     def __init__(self, folder, tower, f32):
         os.makedirs(folder, exist_ok=True)
@@ -196,12 +196,12 @@ class Store:
         wrong = image_settings.differing(self.o["settings"], folder)
         program, own = (one.get("program", {}) for one in (self.o["settings"], tower.settings))
         if wrong or program != own:
-            raise Bad(f"{self.path}: {wrong or f'its image processor was {program}, but this is {own}'}; {ANOTHER}")
+            raise Bad(f"{self.path}: {wrong or f'the image processor was {program}, but this one is {own}'}; {ANOTHER}")
 
     def check_old(self, tower, names, root):
-        """Checks features without settings: all pictures must be read now as they were then, and the tower must give the same
-        features for 32 of them, spread over all pictures. Values may differ by the rounding to BF16, up to 2^-8 of a value, and
-        by 2^-10 of all for another device."""
+        """Checks features without settings: all pictures must be read now as they were read then, and for 32 pictures, spread over
+        all, the tower must give the same features. Values may differ by the rounding to BF16, up to 2^-8 of a value, and, because
+        the device may be another one, by 2^-10 of the largest value."""
         paths = {}
         for name in dict.fromkeys([*names, *self.o["names"]]):
             path = os.path.join(root, name)
@@ -210,9 +210,11 @@ class Store:
         images = self.o["images"]
         for image in images:
             if image not in paths:
-                raise Bad(f"{self.path} does not say how its features were made, and a picture of them is not in {root}; {ANOTHER}")
+                raise Bad(f"{self.path} does not say how its features were made, and one of their pictures is not in {root}; "
+                          f"{ANOTHER}")
             if pictures.load(paths[image]).tobytes() != pictures.load(paths[image], turned=False).tobytes():
-                raise Bad(f"{self.path}: {paths[image]} is now turned as its EXIF says, and was not; {ANOTHER}")
+                raise Bad(f"{self.path}: {paths[image]} is now rotated as its EXIF says, but was not when its features were made; "
+                          f"{ANOTHER}")
         some = sorted({number * len(images) // 32 for number in range(32)}) if images else []
         made = list(tower.rows([values_of(tower, paths[images[number]]) for number in some])) if some else []
         for number, new in zip(some, made):
@@ -281,7 +283,7 @@ def compute(store, tower, names, args, skipped):
     store.write()
     if pictures.deep:
         print(f"NOTE: pictures with more than 8 bits, whose values above 255 became 255, as in transformers: {len(pictures.deep):,}, "
-              f"the first {next(iter(pictures.deep))}; where that is white, save them with 8 bits", file=sys.stderr)
+              f"the first {next(iter(pictures.deep))}; if this makes them white, save them with 8 bits", file=sys.stderr)
         pictures.deep.clear()
 
 
@@ -328,7 +330,8 @@ def pixels_of(folder):
         return None
     patch, side = math.isqrt(values // 3), math.isqrt(rows)
     if 3 * patch ** 2 != values or side ** 2 != rows:
-        raise Bad(f"{folder}: {rows} rows of {values} values are no picture in patches of pixels; expected those of --pixels")
+        raise Bad(f"{folder}: {rows} rows of {values} values are not a square picture in square patches; expected a "
+                  "folder that make_llava.py --pixels made")
     return Pixels(patch, patch * side)
 
 
@@ -344,13 +347,13 @@ def main(arguments=None):
     parser.add_argument("files", nargs="+", help="conversations, a line each")
     way = parser.add_mutually_exclusive_group(required=True)
     way.add_argument("--model", help="a LLaVA folder with its vision tower")
-    way.add_argument("--pixels", type=int, help="width of a patch")
+    way.add_argument("--pixels", type=int, help="no tower: width of a patch in pixels")
     parser.add_argument("--size", type=int, default=128, help="pixels: width of a scaled picture")
     parser.add_argument("--root", default=".", help="folder of the pictures")
     parser.add_argument("--output", required=True, help="folder of the features")
     parser.add_argument("--f32", action="store_true", help="features in 4 bytes, not in BF16")
-    parser.add_argument("--batch", type=int, default=32, help="pictures that the tower gets at once")
-    parser.add_argument("--per-file", type=int, default=1024, help="pictures of a file of features")
+    parser.add_argument("--batch", type=int, default=32, help="number of pictures that the tower gets at once")
+    parser.add_argument("--per-file", type=int, default=1024, help="number of pictures in a file of features")
     parser.add_argument("--skip-bad", action="store_true", help="leave out pictures and lines that are errors, and count them")
     args = parser.parse_args(arguments)
     inputs.check(args.files)

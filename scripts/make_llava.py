@@ -193,16 +193,16 @@ def main():
     parser.add_argument("--text", required=True, help="folder of the text model")
     way = parser.add_mutually_exclusive_group(required=True)
     way.add_argument("--tower", help="folder of the vision tower")
-    way.add_argument("--pixels", type=int, help="width of a patch")
+    way.add_argument("--pixels", type=int, help="no tower: width of a patch in pixels")
     parser.add_argument("--size", type=int, default=128, help="pixels: width of a scaled picture")
     parser.add_argument("--image-token", default="<image>", help="its text")
-    parser.add_argument("--seed", type=int, default=0, help="of the projector")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the projector's weights; default: 0")
     args = parser.parse_args()
     text = read_json(args.text, "config.json")
     if text.get("model_type") not in ("llama", "mistral", "qwen3"):
         raise Bad(f"{args.text}: its model_type is {text.get('model_type')}; expected llama, mistral or qwen3")
     if os.path.exists(args.output):
-        raise Bad(f"{args.output} is there already; expected a new name")
+        raise Bad(f"{args.output} exists already; expected a new name")
     if args.pixels and args.size % args.pixels:
         raise Bad(f"--size={args.size}: expected a multiple of --pixels={args.pixels}")
     tower = tower_config(args.tower) if args.tower else None

@@ -56,8 +56,8 @@ def load_tokenizer(path):
     end there."""
     tokenizer = shards.load_tokenizer(path).tokenizer
     if not hasattr(tokenizer, "encode_special_tokens"):
-        raise Bad("this version of tokenizers takes a special token's name in a text for the token; expected 0.15.2 or newer: "
-                  "pip install --upgrade tokenizers")
+        raise Bad("this version of tokenizers turns the name of a special token in a text into this token; expected "
+                  "tokenizers 0.15.2 or newer: pip install --upgrade tokenizers")
     tokenizer.encode_special_tokens = True
     return tokenizer
 

@@ -14,12 +14,12 @@ def read(folder):
     if None in records:
         at = records.index(None)
         sys.exit(f"error: {path}:{at + 1}: found {whole[at][:60].decode(errors='replace')!r}; expected an object of JSON, as "
-                 "./train writes it: delete the line to go without it")
+                 "./train writes it: delete this line, or restore it")
     return records
 
 
 def parse(line):
-    """The line as a dict; None: it is damaged, because a disk or a host failed."""
+    """The line as a dict; None: the line is damaged, for example because a disk or a host failed."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):

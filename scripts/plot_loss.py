@@ -126,7 +126,7 @@ def main():
     parser.add_argument("--output", default="loss.png", help="the picture")
     parser.add_argument("--smooth", type=int, default=20, help="average the training loss over this many steps")
     parser.add_argument("--tokens", action="store_true", help="tokens instead of steps on the axis")
-    parser.add_argument("--seeds", nargs="+", help="the seeds, the same for all")
+    parser.add_argument("--seeds", nargs="+", help="seeds of the runs, the same for all folders")
     args = parser.parse_args()
     if args.smooth < 1:
         sys.exit("error: --smooth counts steps: at least 1")

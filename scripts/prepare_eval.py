@@ -212,7 +212,8 @@ def main():
     if args.questions is not None and args.questions < 1:
         sys.exit(f"error: --questions {args.questions}; expected 1 or more")
     if args.train and pathlib.Path(args.train).exists():
-        sys.exit(f"error: {args.train} is there already, and nothing is written over")
+        sys.exit(f"error: {args.train} exists already, and this script does not overwrite files: delete it, or give another "
+                 "--train")
 
     packages = open_packages(args.package)
     found = {name: find(packages, name) for name in args.tasks or TASKS}
@@ -232,7 +233,7 @@ def main():
             count, choices = write_requests(label, folder, tokenizer, front, args.output, args.questions)
             print(f"{args.output / label}.jsonl: {count} questions, {choices} choices", flush=True)
         write_evaluators(args.output, [label for label, _ in places])
-        print(f"{args.output / 'evaluators.yaml'}: all of these as evaluators")
+        print(f"{args.output / 'evaluators.yaml'} names all of these files as evaluators")
 
 
 if __name__ == "__main__":

@@ -18,27 +18,29 @@ golden writes to tests/golden, or the folder --golden, from fixed seeds on one t
     adamw8bit, nf4  steps and codes of bitsandbytes: tests/test_adamw8bit.c, tests/test_nf4.c
 
 adapters, muon and continuations need the folders of models and images. The others run ./train, or --train "mpirun -n 1
-build/cuda/train", whose last word also exports and generates. Each ends with an error unless:
+build/cuda/train", whose last word also exports and generates. Each action ends with an error unless these conditions hold:
 
     round-trip  A model saved by transformers with a tokenizer, two chat templates and settings for generation goes through
-                ./train and --export. With learning rate 0 its logits stay the same, bit for bit. After a step the export in f32
-                has the logits of the checkpoint, bit for bit, and bf16 and f16 are f32, rounded. The losses that ./train
-                prints, for that model and for the export, differ from transformers' by at most 1e-5 (relative). config.json has
-                equal settings, except for the type, the version, max_window_layers (layer_types has the same) and keys that say
-                that something is absent. All other files are equal byte for byte, and there are no others.
-    keys        The same loss, and the same logits with learning rate 0, for every key of config.json that ./train honours,
-                with values and spelling of tests/golden/config_keys.json.
-    formats     The model, eight times as wide, is trained in FP8 and exported in fp8, int8, int4 and nf4, and each folder once
-                more as f32. compressed-tensors, bitsandbytes or transformers reads from codes and scales the values of that
-                f32, bit for bit (bitsandbytes gives nf4 in bf16: rounded to bf16). Only matrices of the language model's blocks
-                have codes. Logits are those of that f32 to 1e-4, activations not rounded, and the loss of ./train differs from
-                that of transformers by at most 1e-5 (relative). With --scales=trained q, k and v have one scale, and gate and
-                up. Other files as above.
-    peft        PEFT loads a folder of adapters from ./train, on the base that it names, with the same tensors. Logits are those
-                of the folder that --export writes, and differ from the base's. A folder of PEFT goes through ./train with
-                learning rate 0 and comes out with the same tensors; --export gives what merge_and_unload gives; --generate
-                continues a prompt of text as PEFT's generate does. The losses of ./train differ from PEFT's by at most 1e-5
-                (relative). Models with images train the projector, too, and never the tower.
+                ./train and --export. With learning rate 0 its logits stay the same, bit for bit. After a step, the export in f32
+                has the logits of the checkpoint, bit for bit, and the exports in bf16 and f16 have the values of f32, rounded.
+                The losses that ./train prints, for the model and for the export, differ from the losses of transformers by at
+                most 1e-5 (relative). config.json has equal settings, except for the type, the version, max_window_layers
+                (layer_types says the same) and keys that say that something is absent. All other files are equal byte for byte,
+                and no file is added.
+    keys        For every key of config.json that ./train supports, with the values of tests/golden/config_keys.json: ./train and
+                transformers have the same loss, and with learning rate 0 the same logits.
+    formats     The model, eight times as wide, is trained in FP8 and exported in fp8, int8, int4 and nf4. Each of these folders
+                is exported again as f32. compressed-tensors, bitsandbytes or transformers decodes codes and scales to the values
+                of the f32 folder, bit for bit (bitsandbytes decodes nf4 to bf16; then the f32 values are rounded to bf16). Only
+                matrices of the language model's blocks have codes. If activations are not rounded, logits differ from the logits
+                of the f32 folder by at most 1e-4. The loss of ./train differs from the loss of transformers by at most 1e-5
+                (relative). With --scales=trained, q, k and v share a scale, and gate and up share a scale. Other files are
+                checked as in round-trip.
+    peft        PEFT loads a folder of adapters that ./train wrote, on the base that the folder names, with the same tensors. Its
+                logits equal the logits of the folder that --export writes, and differ from the base's. A folder that PEFT wrote
+                goes through ./train with learning rate 0 and has the same tensors afterwards; --export gives the weights of
+                merge_and_unload; --generate continues a prompt of text as PEFT's generate does. The losses of ./train differ from
+                PEFT's by at most 1e-5 (relative). Models with images train the projector, too, and never the tower.
 
 Needs torch and transformers 5; tokenizers; for adapters and peft, peft; for formats, compressed-tensors, bitsandbytes and
 accelerate; for adamw8bit and nf4, bitsandbytes 0.49.

@@ -47,7 +47,7 @@ def run(main):
     except Bad as problem:
         sys.exit(f"error: {problem}")
     except BrokenProcessPool:
-        sys.exit("error: a process ended without a word, as when memory is short; expected less: try fewer --processes")
+        sys.exit("error: a process ended without a message, probably because memory was short: use fewer --processes")
     except KeyboardInterrupt:
         sys.exit(130)
 
@@ -187,7 +187,7 @@ class Output:
         for folder in (self.folder, os.path.join(self.folder, "val")):
             found = sorted(glob.glob(os.path.join(glob.escape(folder), name.split("{")[0] + "*")))
             if found:
-                raise Bad(f"{found[0]} is there already; expected a folder without shards: delete them, or give another --output")
+                raise Bad(f"{found[0]} exists already; expected a folder without shards: delete them, or give another --output")
         os.makedirs(self.folder, exist_ok=True)
         self.unfinished = tempfile.TemporaryDirectory(prefix=".unfinished-", dir=self.folder)
         folders = self.unfinished.name, os.path.join(self.unfinished.name, "val")

@@ -1,4 +1,4 @@
-"""The tokenizer of a model folder, with the tokens that are not in tokenizer.json, combined as in transformers 5: those of
+"""The tokenizer of a model folder, with the tokens that are not in tokenizer.json, combined as in transformers 5: the tokens of
 added_tokens_decoder in tokenizer_config.json or, in older folders, of added_tokens.json and special_tokens_map.json. A token is
 special if these files call it special, or give it a name (eos_token). Needs the package tokenizers."""
 import collections, json, os, sys
@@ -72,7 +72,7 @@ def read_added(folder, config, special):
 
 
 def add_tokens(tokenizer, folder, config):
-    """Adds all of these tokens to the tokenizer. Returns the texts that have an id in no file."""
+    """Adds the tokens that the files name to the tokenizer. Returns the texts that have an id in no file."""
     special = list(dict.fromkeys([*name_tokens(config).values(), *read_extra(config)]))
     path, added = read_added(folder, config, special)
     flags = {token.content: repr(token) for token in tokenizer.get_added_tokens_decoder().values()}
@@ -97,7 +97,7 @@ def load(path):
     folder = path if os.path.isdir(path) else None
     path = os.path.join(path, "tokenizer.json") if folder else path
     if not os.path.isfile(path):
-        raise Bad(f"{path}: no such file; where there is only a tokenizer.model, transformers makes one: "
+        raise Bad(f"{path}: no such file; if there is only a tokenizer.model, transformers makes tokenizer.json: "
                   "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)")
     try:
         tokenizer = Tokenizer.from_file(path)

@@ -153,7 +153,7 @@ def serve(followers, names, port):
     try:
         server = Server(followers, names, port)
     except (OSError, OverflowError) as error:
-        sys.exit(f"error: port {port}: {getattr(error, 'strerror', error)}; --port takes another one")
+        sys.exit(f"error: port {port}: {getattr(error, 'strerror', error)}; choose another port with --port")
     print(f"http://localhost:{server.server_address[1]} (Ctrl-C ends it)", flush=True)
     try:
         server.serve_forever()

@@ -29,7 +29,8 @@ static inline const char *save_base(SmallModel a)
     return save_model(&m);
 }
 
-/* Adapters on the model in `base`; scale 2. plain: NF4 without double quantization. */
+/* Opens a run with adapters of scale 2 on the model in the folder `base`. plain: NF4 without double
+ * quantization. */
 static inline void open_adapted_to(Run *r, SmallModel a, const char *base, const bool *target,
                                    BaseFormat stored, bool plain, const char *recipe)
 {
@@ -79,7 +80,7 @@ static inline const char *adapter_name(int layer, int module, char matrix)
                 module_rows[module].group, module_rows[module].name, matrix);
 }
 
-/* Values of a tensor of a file in F32, valid until release(). */
+/* Returns the values of a tensor of a file, converted to F32, valid until release(). */
 static inline float *values_in(const char *path, const char *name, size_t n)
 {
     SafeFile *f = safetensors_open(path);
@@ -123,8 +124,8 @@ static inline void rewrite(const char *path, const char *dtype, const char *endi
 
 /* ---- folders made from others ---------------------------------------------------------------- */
 
-/* A new folder with the base's tensors in `dtype`; one of them in F32, unlike others of its
- * matrix. */
+/* Makes a folder with the base's tensors in `dtype`, except for one tensor in F32: so the tensors
+ * that form one matrix differ in type. */
 static inline const char *convert_base(const char *base, const char *dtype)
 {
     const char *folder = lasting(text("%s/base-%s-%d", root, dtype, num_folders++));
@@ -150,7 +151,7 @@ static inline const char *convert_base(const char *base, const char *dtype)
     return folder;
 }
 
-/* Changes a byte of a tensor. */
+/* Changes one byte of a tensor in its file. */
 static inline void damage(const char *path, const char *tensor)
 {
     SafeFile *f = safetensors_open(path);

@@ -14,7 +14,7 @@ typedef enum { GEMMS, ATTENTION, ELEMENTWISE, OPTIMIZER, NUM_PARTS } Part;
 
 static DeviceMark *marks[RUNS + 1];
 static double copy_rate; /* bytes/s */
-static double last_ms;   /* of the last row */
+static double last_ms;   /* milliseconds of the last row */
 static double part_ms[NUM_PARTS];
 
 static inline int compare(const void *a, const void *b)
@@ -32,7 +32,7 @@ static inline double median_ms(void)
     return (ms[RUNS / 2 - 1] + ms[RUNS / 2]) / 2;
 }
 
-/* unit: GB or TFLOP; scale: 1e9 or 1e12; reference: what counts as 100 %, per second. */
+/* unit: GB or TFLOP; scale: 1e9 or 1e12; reference: the amount per second that counts as 100 %. */
 static inline void print_row(const char *name, double ms, double amount, const char *unit,
                              double scale, double reference)
 {
@@ -59,7 +59,7 @@ static inline void report_flops(const char *name, double flops)
               device_peak_flops(strstr(name, "FP8") ? 8 : 16));
 }
 
-/* Runs `call` and reports as report_bytes or report_flops(name, amount). */
+/* Times `call` and prints its row by report_bytes(name, amount) or report_flops(name, amount). */
 #define TIME(report, name, amount, call) \
     do { \
         for (int run_ = 0; run_ < WARM_UP; run_++) \
@@ -75,7 +75,7 @@ static inline void report_flops(const char *name, double flops)
 #define TIME_BYTES(name, bytes, call) TIME(report_bytes, name, bytes, call)
 #define TIME_FLOPS(name, flops, call) TIME(report_flops, name, flops, call)
 
-/* A step runs the call of the last row this often. */
+/* Says that a training step runs the call of the last row `times` times. */
 static inline void in_step(Part part, double times)
 {
     part_ms[part] += times * last_ms;

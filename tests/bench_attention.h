@@ -7,11 +7,11 @@ static struct {
     void (*backward)(Tensor, Tensor, Tensor, Tensor, const float *, Attention, Documents);
 } attention = { attention_forward, attention_backward };
 
-/* Only for attention with a window of 4096 keys. */
+/* Used only to time attention with a window of 4096 keys. */
 static Model sliding = { "Olmo-3-7B", 1, 8192, 4096, 32, 32, 128 };
 
-/* Counts the causal half of the T x T scores or, with a window, its part: a query sees `window`
- * keys, the first ones fewer. */
+/* Counts the FLOPs of the causal half of the T x T scores. With a window, counts only the scores
+ * inside the window: a query sees `window` keys, and the first queries see fewer. */
 static inline void bench_attention(const Model *m, int window, double times)
 {
     char forward[64] = "attention_forward", backward[64] = "attention_backward";
@@ -35,8 +35,8 @@ static inline void bench_attention(const Model *m, int window, double times)
     release();
 }
 
-/* Documents as conversations are packed: lengths of 700 tokens on the mean, most shorter, few
- * longer [-350 ln u + 350]. */
+/* Times documents of the lengths that packed conversations have: 700 tokens on the mean, most
+ * shorter, few much longer [350 - 350 ln u, u uniform in (0, 1)]. */
 static inline void bench_documents(const Model *m, int B, int T)
 {
     const int N = B * T, S = (m->H + 2 * m->K) * m->D, q = m->H * m->D;
@@ -69,8 +69,8 @@ static inline void bench_documents(const Model *m, int B, int T)
     free(start);
 }
 
-/* Decoding one token: reads each matrix once, not from the L2 cache, since several matrices
- * alternate; and all keys and values of the 2 T tokens before it. */
+/* Times the decoding of one token, which reads each matrix once, and all keys and values of the 2 T
+ * tokens before this token. Several matrices alternate, so that none is read from the L2 cache. */
 static inline void bench_decoding(const Model *m)
 {
     enum { TURNS = 4 };

@@ -38,7 +38,7 @@ static void bench_lora_layer(const char *name, int N, int C, int O, int parts)
     release();
 }
 
-/* Rank 16, on the columns of up to three consecutive parts. */
+/* Makes an adapter's product of rank 16 for the columns of up to three consecutive parts. */
 static LoraProduct make_product(int N, int parts, const int *width)
 {
     enum { RANK = 16 };
@@ -51,7 +51,8 @@ static LoraProduct make_product(int N, int parts, const int *width)
     return p;
 }
 
-/* Operations that add an adapter's product on load; in bf16 in place. */
+/* Times operations that add an adapter's product when they load their input. The variants in bf16
+ * work in place. */
 static void bench_lora_added(const Model *m)
 {
     const int N = m->B * m->T, F = m->F, q = m->H * m->D, k = m->K * m->D, S = q + 2 * k;

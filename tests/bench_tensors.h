@@ -7,8 +7,8 @@
 
 enum { MAX_TENSORS = 96 };
 
-/* chunk: rows of logits that exist at once (loss_chunk of model/plan/plan.c); params: of one block;
- * micro_batches: of a step */
+/* chunk: number of rows of logits that exist at once (loss_chunk of model/plan/plan.c); params:
+ * number of parameters of one block; micro_batches: number of micro-batches of a step */
 typedef struct {
     const char *name;
     int B, T, C, H, K, D, F, V, chunk;
@@ -21,7 +21,8 @@ static const Format E4M3_16 = { .dtype = E4M3, .group = 16 }, E5M2_ = { .dtype =
 static const Tensor NONE = { 0 };
 static const LoraProduct NO_PRODUCT = { 0 };
 
-/* How often a step runs an operation of each block, each chunk of logits or each micro-batch. */
+/* These functions return how often a step runs an operation that runs once per block, per chunk of
+ * logits or per micro-batch. */
 static inline double blocks(const Model *m)
 {
     return (double)m->L * m->micro_batches;
@@ -31,7 +32,8 @@ static inline double chunks(const Model *m)
     return (double)m->micro_batches * m->B * m->T / m->chunk;
 }
 
-/* Parameters of the blocks; of the blocks, embedding and head. */
+/* block_params returns the number of parameters of all blocks; the next function adds embedding and
+ * head. */
 static inline double block_params(const Model *m)
 {
     return (double)m->L * m->params;
@@ -105,7 +107,8 @@ static inline Tensor with_range(Tensor t)
     return t;
 }
 
-/* Measured once first, so that the timed call is within range. */
+/* Runs the call once before it is timed, so that the timed call finds its values within the range
+ * of the reused scale. */
 #define TIME_IN_RANGE(name, bytes, call) \
     do { \
         call; \

@@ -7,7 +7,7 @@
 #include "tests/exported.h"
 #include "tests/saved.h"
 
-/* Shapes are multiples of 128. */
+/* Returns a model whose shapes are multiples of 128. */
 static inline ModelConfig wide(SmallModel a)
 {
     ModelConfig m = architecture(a);
@@ -51,9 +51,9 @@ static inline double nearest(double x, int mantissa_bits, int least)
     return nearbyint(x / unit) * unit;
 }
 
-/* Elements 128 row .. of q_proj: the largest is 1.7; the others are at midpoints of two codes with
- * scale s, or next to them, where a quotient and a product with 1/s round differently. fp8: codes
- * of E4M3, else integers. */
+/* Sets 128 elements of q_proj, from element 128 row on. The largest is 1.7. The others are
+ * midpoints of two codes times the scale s, or the floats next to these midpoints, where a quotient
+ * by s and a product with 1/s round differently. fp8: the codes are E4M3; false: integers. */
 static inline void put_middles(Run *r, size_t row, float s, bool fp8)
 {
     float w[128] = { 1.7f };
@@ -67,7 +67,8 @@ static inline void put_middles(Run *r, size_t row, float s, bool fp8)
     put_in_q(r, 128 * row, w, 128);
 }
 
-/* Its checkpoint in F32, with a row of zeros, one with an outlier, and rows of midpoints. */
+/* Saves a model as `wide` returns it, in F32, with a row of zeros, a row with an outlier, and rows
+ * of midpoints. Returns the folder. */
 static inline const char *save_wide(SmallModel a)
 {
     Run r;
@@ -92,7 +93,7 @@ static inline SafeFile *open_folder(const char *folder)
     return safetensors_open(text("%s/model.safetensors", folder));
 }
 
-/* The bytes of a tensor, valid until release(), and its *shape. Fails unless it exists with this
+/* Returns the bytes of a tensor, valid until release(). Fails unless the tensor exists with this
  * type. */
 static inline const void *bytes_in(const SafeFile *f, const char *name, const char *dtype)
 {

@@ -1,5 +1,6 @@
-/* A second kind of layer, which has experts: a parameter of five items, each with an adapter. It
- * computes nothing: the stream goes through it, and gradients of its parameters are 0. */
+/* A second kind of layer, which has experts: a parameter of five items, each with an adapter. The
+ * layer computes nothing: it copies the residual stream, and the gradients of its parameters are
+ * 0. */
 #pragma once
 #include <stddef.h>
 

@@ -1,6 +1,7 @@
-/* FP8 by search: the reference of the encoders. It is independent of them: values are from a table
- * of all codes, and a number is encoded as the nearest of them, in double. And operands of FP8
- * GEMMs: a tensor with one scale, rows of codes and the same codes transposed. */
+/* The reference for the FP8 encoders, which shares no code with them: it looks up the values of all
+ * codes in a table, and encodes a number as the nearest value, in double. The file also makes and
+ * checks operands of FP8 GEMMs: tensors with one scale, rows of codes, and the same codes
+ * transposed. */
 #pragma once
 #include "tests/golden.h"
 
@@ -50,7 +51,8 @@ static inline Tensor make_operand(Format f, int rows, int cols)
     return t;
 }
 
-/* Views of only one copy of an operand. */
+/* rows_of and columns_of return views of an operand that have only its rows or only its transposed
+ * codes. */
 static inline Tensor rows_of(Tensor t)
 {
     t.data_t = NULL;
@@ -86,7 +88,7 @@ typedef struct {
     double low, high;
 } Range;
 
-/* The range of max|x| if x has an error of bound; at least 2^-90. */
+/* Returns the range of max|x| for values x within `bound` of ref. Both ends are at least 2^-90. */
 static inline Range amax_range(const double *ref, const double *bound, size_t n)
 {
     Range r = { 0x1p-90, 0x1p-90 };
@@ -97,9 +99,9 @@ static inline Range amax_range(const double *ref, const double *bound, size_t n)
     return r;
 }
 
-/* t holds values within `bound` of ref under its scale S. Rounding to codes is monotonic, so each
- * code lies between those of the smallest and the largest allowed x/S; x (1/S) in F32 has two
- * roundings. */
+/* Checks that t, with its scale S, encodes values within `bound` of ref. Rounding to codes is
+ * monotonic, so each code lies between the codes of the smallest and the largest allowed x/S. x
+ * (1/S) in F32 has two roundings. */
 static inline void check_codes(const char *name, Tensor t, const double *ref, const double *bound)
 {
     const DType d = t.format.dtype;
@@ -117,7 +119,8 @@ static inline void check_codes(const char *name, Tensor t, const double *ref, co
     }
 }
 
-/* The same if the scale must be max|x| / max of such values, in F32. */
+/* As check_codes; also checks that the scale is max|x| / max(format) of values within `bound` of
+ * ref, in F32. */
 static inline void check_operand(const char *name, Tensor t, const double *ref, const double *bound)
 {
     const double top = fp8_table(t.format.dtype)[fp8_last(t.format.dtype)], S = operand_scale(t);
@@ -127,8 +130,8 @@ static inline void check_operand(const char *name, Tensor t, const double *ref, 
     check_codes(name, t, ref, bound);
 }
 
-/* The same against the CPU's record. Codes are equal or neighbours: 2 u |y| apart, or the smallest
- * code; plus the range of both scales. */
+/* Compares with the CPU's record. Two results may have neighbouring codes, whose values differ by 2
+ * u |y| or by the smallest code, and their scales may differ within the range of max|x|. */
 static inline void golden_operand(const char *name, Tensor t, const double *ref,
                                   const double *bound)
 {
@@ -149,11 +152,13 @@ typedef struct {
     int row, col;
 } Strided;
 
-/* ref = old + sum over k of a b. F32: decoding, products and sums round, K + 4 times u of sum|ab|.
- * Hopper's FP8 tensor cores add 32 products and the accumulator at a time, with 14 fraction bits:
- * each is truncated at 2^-13 of the largest, which `most` bounds: all products, and all sums over a
- * range of k, as differences of two sums from 0. In a step all 33 truncations may have the same
- * sign. With FAST_NONE sums are regularly promoted to F32, which is better. */
+/* ref = old + sum over k of a b. In F32, decoding, products and sums are rounded, which gives an
+ * error of at most (K + 4) u sum|ab|. Hopper's FP8 tensor cores add 32 products and the accumulator
+ * at a time, with 14 fraction bits: each of these 33 terms is truncated at 2^-13 of the largest
+ * term. `most` bounds the largest term: it is at least as large as each product, and as each sum
+ * over a range of k, which is a difference of two sums from 0. In a step all 33 truncations may
+ * have the same sign. Without short accumulators, sums are regularly promoted to F32, so the error
+ * is smaller. */
 static inline void product(double *ref, double *bound, const double *old, int rows, int cols, int K,
                            Strided a, Strided b)
 {
@@ -175,7 +180,8 @@ static inline void product(double *ref, double *bound, const double *old, int ro
         }
 }
 
-/* The bias of matmul, and its gradient. ref, bound: of the product without it. */
+/* Checks matmul with a bias, and the gradient of the bias. ref, bound: the product without the
+ * bias, and its error bound. */
 static inline void check_bias(Tensor y, Tensor x, Tensor w, Tensor dy, double *ref, double *bound)
 {
     const int N = y.rows, O = y.cols;
@@ -195,7 +201,8 @@ static inline void check_bias(Tensor y, Tensor x, Tensor w, Tensor dy, double *r
 
 /* ---- inputs ---------------------------------------------------------------------------------- */
 
-/* BF16, groups of 16 of different sizes, so that a wrong scale shows. */
+/* Makes a BF16 tensor whose groups of 16 have values of different sizes, so that a wrong scale
+ * shows. */
 static inline Tensor make_uneven(int rows, int cols, uint64_t seed, float low, float high)
 {
     Tensor t = make((Format){ BF16, 0 }, rows, cols);
@@ -206,8 +213,8 @@ static inline Tensor make_uneven(int rows, int cols, uint64_t seed, float low, f
     return t;
 }
 
-/* FP8 with a scale of size / 256 in E4M3. Products have up to 6 binary digits, so that tensor cores
- * add them exactly, in any order. */
+/* Makes an FP8 tensor; in E4M3 its scale is size / 256. Products of its elements have up to 6
+ * binary digits, so tensor cores add them exactly, in any order. */
 static inline Tensor make_round(Format f, int rows, int cols, uint64_t seed, float size)
 {
     Tensor t = make((Format){ BF16, 0 }, rows, cols), codes = make_operand(f, rows, cols);

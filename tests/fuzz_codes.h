@@ -4,6 +4,6 @@
 
 enum { FUZZ_CODES = 6 };
 
-/* The model of folder/step1 in every readable format that its shapes allow; files stay in the
- * folder. */
+/* Sets seed[] to files with the weights of the model in folder/step1, one for each readable format
+ * with codes that the shapes of the model allow. The files stay in the folder. */
 void fuzz_codes(Input seed[FUZZ_CODES], const char *folder);

@@ -4,4 +4,4 @@
 
 enum { VOCAB = 100 }; /* ids of tokens in data */
 
-extern Run model; /* checkpoints are loaded into it */
+extern Run model; /* the run into which checkpoints are loaded */

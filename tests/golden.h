@@ -2,8 +2,8 @@
  *
  * The folder is $GOLDEN_DIR, else build/golden. Both builds make their inputs from the same integer
  * hash, so results that do not depend on the order of a sum must agree bit for bit (bound == NULL).
- * Other results, each rounded once, differ by at most 2 u |y| + 2 bound: u is the format's unit
- * roundoff, `bound` the error of each before rounding. */
+ * Other results are rounded once in each build and differ by at most 2 u |y| + 2 bound: u is the
+ * format's unit roundoff, and `bound` is the largest error of a result before it is rounded. */
 #pragma once
 #include <errno.h>
 #include <math.h>
@@ -67,12 +67,13 @@ static inline void *golden_read(const char *path, GoldenHeader header)
                  fread(bytes, 1, header.bytes, f) == header.bytes;
     fclose(f);
     if (!whole)
-        fail_msg("%s is of another version of this test; run the tests of the CPU build again",
-                 path);
+        fail_msg(
+            "%s was recorded by another version of this test; run the tests of the CPU build again",
+            path);
     return bytes;
 }
 
-/* bound: numel absolute errors, or NULL: every byte of codes, scales and transposed codes must
+/* bound: numel absolute errors. NULL: every byte of codes, scales and transposed codes must
  * agree. */
 static inline void golden_check(const char *name, Tensor t, const double *bound)
 {

@@ -10,15 +10,16 @@ static inline ModelConfig with_images(ModelConfig m, Projector projector, bool b
     return m;
 }
 
-/* Images in a batch: place i of the batch has row[i]. */
+/* Images in a batch. row[i]: the features that token i of the batch shows; NULL: the token shows no
+ * image. */
 typedef struct {
     const void *row[MOST_PLACES];
     float values[MOST_PLACES][FEATURE_SIZE];
     int count;
 } TestImages;
 
-/* An image at 2 .. 5 of every second sequence of T tokens, two of them in the first; the places get
- * IMAGE_TOKEN, and no target. */
+/* Puts an image at positions 2 .. 5 of every second sequence of T tokens, and a second image into
+ * the first sequence. The tokens at these positions become IMAGE_TOKEN, and are not targets. */
 static inline void place_images(TestImages *p, int *tokens, int *targets, int sequences, int T,
                                 uint64_t seed)
 {

@@ -64,7 +64,8 @@ static inline void *keep(size_t bytes)
     return p;
 }
 
-/* Device memory between two canaries of 0xa5; its contents are 0xcd until written. */
+/* Returns device memory between two canaries of bytes 0xa5. Each byte of the memory itself is 0xcd
+ * at first. */
 static inline void *guarded(size_t bytes)
 {
     assert_true(num_kept < MAX_KEPT);
@@ -91,7 +92,7 @@ static inline void check_canary(int i)
                      kept[i].bytes, before[j] != 0xa5 ? "before it" : "after it");
 }
 
-/* Checks the canaries of all memory since that number of pieces and frees it. */
+/* Checks the canaries of all pieces of memory from number `first` on, and frees these pieces. */
 static inline void release_from(int first)
 {
     for (int i = first; i < num_kept; i++)
@@ -106,7 +107,7 @@ static inline void release_from(int first)
     num_kept = first;
 }
 
-/* Of all memory; at the end of each test and each case. */
+/* As release_from, for all memory. Called at the end of each test and each case. */
 static inline void release(void)
 {
     release_from(0);
@@ -130,8 +131,8 @@ static inline Tensor make_f32(int rows, int cols)
     return make((Format){ F32, 0 }, rows, cols);
 }
 
-/* Codes, transposed codes and scales, one after the other, in host memory. The scale of a whole
- * tensor is 4 bytes of 16. */
+/* Returns a copy in host memory: codes, transposed codes and scales, one after the other. If the
+ * tensor has one scale, only the first 4 of the 16 bytes of the scale are set. */
 static inline void *tensor_snapshot(Tensor t)
 {
     size_t codes = tensor_numel(t) * dtype_size(t.format.dtype), at = codes;
@@ -176,14 +177,14 @@ static inline double decode_fp8(uint8_t c, DType d)
     return c & 0x80 ? -x : x;
 }
 
-/* A group's scale. */
+/* Returns the scale of a group that a byte stands for. */
 static inline float decode_scale(uint8_t s, DType d)
 {
     const double j = s % 8, units = d == E4M3 ? 64 : 32;
     return s == 255 ? NAN : (float)ldexp(1 + j / units, s / 8 - (d == E4M3 ? 18 : 25));
 }
 
-/* The values of a snapshot; not for moments. */
+/* Returns the values of a snapshot. Not for moments. */
 static inline double *decode(Tensor t, const void *snapshot)
 {
     const size_t n = tensor_numel(t);
@@ -227,7 +228,7 @@ static inline void put(Tensor t, const float *x)
                n * dtype_size(t.format.dtype));
 }
 
-/* Bytes of F32 or BF16: 0 for zeros, 0xff for NaNs. */
+/* Sets every byte of an F32 or BF16 tensor: 0 gives zeros, 0xff gives NaNs. */
 static inline void fill_bytes(Tensor t, int byte)
 {
     void *bytes = keep(tensor_bytes(t));
@@ -235,8 +236,8 @@ static inline void fill_bytes(Tensor t, int byte)
     device_put(t.data, bytes, tensor_bytes(t));
 }
 
-/* Element i is uniform in [low, high): a function of (seed, i) in exact arithmetic and one
- * rounding. */
+/* Returns element i, uniform in [low, high). The element depends only on (seed, i): the arithmetic
+ * is exact, with one rounding at the end. */
 static inline float uniform(uint64_t seed, size_t i, float low, float high)
 {
     return low + (high - low) * (float)(random_bits(seed, i) >> 40) * 0x1p-24f;
@@ -264,7 +265,7 @@ static inline int *put_ints(const int *x, size_t n)
     return p;
 }
 
-/* The tokens sorted for the embedding. */
+/* Sorts the tokens for the embedding and copies them to the device. */
 static inline TokenAt *put_sorted(const int *tokens, int N, int V)
 {
     const size_t bytes = sizeof(TokenAt) * (size_t)N;
@@ -342,8 +343,8 @@ static inline void check_same_values(const char *name, const double *x, const do
                      expected[i]);
 }
 
-/* `call`, which accumulates in `to`, gives the same for an empty tensor with memory full of NaNs as
- * for zeros. */
+/* Checks that `call`, which accumulates in `to`, gives the same result for an `empty` tensor whose
+ * memory is full of NaNs as for a tensor of zeros. */
 #define EMPTY_IS_ZEROS(to, call) \
     do { \
         const Tensor kept_ = to; \
@@ -364,9 +365,9 @@ static inline void check_same_values(const char *name, const double *x, const do
 
 /* ---- errors ---------------------------------------------------------------------------------- */
 
-/* `call` must end the process with a message that contains `text`: in a child, whose stderr is
- * read. NOTE: CUDA does not work in a forked child, so `call` must fail before it uses CUDA; its
- * tensors are made outside. */
+/* Checks that `call` ends the process with a message that contains `text`. The call runs in a child
+ * process, whose stderr is read. NOTE: CUDA does not work in a forked child, so `call` must fail
+ * before it uses CUDA, and its tensors must exist before DIES. */
 #define DIES(text, call) \
     do { \
         int pipe_[2]; \

@@ -35,7 +35,7 @@ static inline bool on_gpu(void)
     return strstr(setting("BUILD", "build/cpu"), "cuda");
 }
 
-/* Ranks that can run at once, 1, 2 or 4: with CUDA one per GPU. */
+/* Returns how many ranks can run at once: 1, 2 or 4. With CUDA each rank needs a GPU of its own. */
 static inline int most_ranks(void)
 {
     if (!on_gpu())
@@ -49,8 +49,8 @@ static inline int most_ranks(void)
     return gpus < 2 ? 1 : gpus < 4 ? 2 : 4;
 }
 
-/* Whether this many ranks can run at once; if not, says that the case is left out. scripts/gpu.sh
- * and run-tests print these lines. */
+/* Returns true if this many ranks can run at once. Otherwise prints that the case `which` is left
+ * out; scripts/gpu.sh and run-tests show these lines. */
 static inline bool can_run(int ranks, const char *which)
 {
     const bool can = ranks <= most_ranks();
@@ -72,13 +72,14 @@ static const char SMALL[] =
     "--device_train_microbatch_size=2 --eval_interval=null --save_interval=1000 --recipe=f32 "
     "--scheduler.t_warmup=2";
 
-/* The sample's text in ids below 1000; 999 ends documents. A step takes a tenth of the time. */
+/* The text of data/sample-*.npy in token ids below 1000; 999 ends documents. With few ids a step
+ * takes a tenth of the time. */
 static const char FEW_IDS[] =
     "--model.vocab_size=1000 --model.embedding_size=1024 --model.eos_token_id=999 "
     "--data.paths=[build/few-ids/train.npy] "
     "--evaluators='[{label: sample, data: {paths: [build/few-ids/val.npy]}}]'";
 static const char *ids =
-    FEW_IDS; /* of the runs that a test starts; "": the sample's, for slower steps */
+    FEW_IDS; /* token ids of the runs that a test starts; "": the sample's ids, for slower steps */
 
 /* Runs a shell command of a test; it must succeed. */
 static inline void shell(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -93,11 +94,12 @@ static inline void shell(const char *format, ...)
         fail_msg("%s failed", command);
 }
 
-/* When a rank has failed, OpenMPI's mpirun waits a second for the others. A single rank has no
- * others. */
+/* When a rank has failed, OpenMPI's mpirun waits a second for the other ranks. With this setting,
+ * for runs of a single rank, it does not wait. */
 static const char AT_ONCE[] = "OMPI_MCA_odls_base_sigkill_timeout=0";
 
-/* Starts a shell command, which is killed after 5 minutes, with sanitizers after 30. */
+/* Starts a shell command, which is killed after 5 minutes, or after 30 minutes in a build with
+ * sanitizers. */
 static inline FILE *start_command(const char *format, ...) __attribute__((format(printf, 1, 2)));
 static inline FILE *start_command(const char *format, ...)
 {
@@ -130,7 +132,8 @@ static inline FILE *start(int ranks, const char *arguments)
                          setting("BUILD", "build/cpu"), SMALL, ids, arguments);
 }
 
-/* Waits for its end; returns its exit status. The output is in `output`. */
+/* Waits until the command ends, and returns its exit status. The command's output is then in
+ * `output`. */
 static inline int finish(FILE *p)
 {
     size_t n = fread(output, 1, sizeof output - 1, p);
@@ -168,7 +171,8 @@ static inline void expect_output(const char *text)
     }
 }
 
-/* Values of a metric by step, NAN if missing; returns the number of lines with it. */
+/* Sets value[step] to a metric of each step, or to NAN if the step has no such metric. Returns the
+ * number of lines with the metric. */
 static inline int metric(double *value, const char *run, const char *name)
 {
     char path[512], line[1 << 15];
@@ -211,7 +215,7 @@ static inline bool exists(const char *name)
     return stat(path, &s) == 0;
 }
 
-/* A number of a checkpoint's trainer.json. */
+/* Returns a number from a checkpoint's trainer.json. */
 static inline long trainer(const char *checkpoint, const char *key)
 {
     char path[512];
@@ -226,8 +230,8 @@ static inline long trainer(const char *checkpoint, const char *key)
     return n;
 }
 
-/* A file of FEW_IDS, with two-byte ids like the sample's. Every test rewrites it, also while runs
- * of other tests read it. */
+/* Makes a file of FEW_IDS, with two-byte ids as in the sample. Every test rewrites this file, also
+ * while runs of other tests read it. */
 static inline int make_few_ids(const char *name)
 {
     char from[64], to[64], part[128];

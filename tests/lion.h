@@ -1,6 +1,6 @@
-/* An optimizer that is not in the table: Lion [Chen et al. 2023, arXiv 2302.06675, alg. 2]. This is
- * all that a program needs to add an optimizer. It computes on the host, so that it runs with
- * either back end. */
+/* An optimizer that is not in the table: Lion [Chen et al. 2023, arXiv 2302.06675, alg. 2]. This
+ * file shows all that a program needs to add an optimizer. Lion computes on the host here, so that
+ * it runs with either back end. */
 #pragma once
 #include <stdlib.h>
 

@@ -3,7 +3,7 @@
 #pragma once
 #include "tests/fp8.h"
 
-/* Formats of x; of xa, y and add; of the matrix; of its gradient. */
+/* Formats of x, of xa with y and add, of the matrix, and of the gradient of the matrix. */
 typedef struct {
     const char *name;
     Format x, dense, w, dw;
@@ -46,7 +46,8 @@ static inline LoraMatrix make_matrix(const Shape *s, Format f, uint64_t seed)
     return m;
 }
 
-/* Index of the matrix element for columns c and j; -1: none. */
+/* Returns the index of the matrix element for column c of the wide tensor and column j of xa; -1:
+ * there is none. */
 static inline int place(const Shape *s, int c, int j)
 {
     if (!s->is_b)
@@ -57,8 +58,9 @@ static inline int place(const Shape *s, int c, int j)
     return -1;
 }
 
-/* Element i of a result: a sum of `terms` products in F32, in any order, each with an error of up
- * to 1 u from decoding; a factor of 2 covers tensor cores, which truncate instead of rounding. */
+/* Element i of a result is a sum of `terms` products in F32, in any order. Decoding gives each
+ * product an error of up to 1 u. A factor of 2 covers tensor cores, which truncate instead of
+ * rounding. */
 typedef struct {
     double *ref, *bound;
     int terms;
@@ -78,7 +80,7 @@ static inline void add_product(Sums *s, int i, double a, double b)
     s->bound[i] += 2 * (s->terms + 4) * U24 * fabs(a * b);
 }
 
-/* which: 0: xa = scale x w; 1: y += xa wT; 2: dm += xaT x */
+/* which: the product to add: 0: xa = scale x w; 1: y += xa wT; 2: dm += xaT x */
 static inline void add_products(Sums *sums, int which, const Shape *s, const double *x,
                                 const double *xa, const double *w, double scale)
 {

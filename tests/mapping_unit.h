@@ -1,6 +1,6 @@
 /* A kind of unit that is not in the table: between the embedding and the first block each token's x
- * becomes x + W x. This is all that a program needs to add a kind: parameters, buffers, forward and
- * backward, and names in files. */
+ * becomes x + W x. This file shows all that a program needs to add a kind of unit: parameters,
+ * buffers, forward and backward, and names in files. */
 #pragma once
 #include "model/shape/architecture.h"
 #include "model/plan/plan.h"

@@ -14,7 +14,7 @@ enum { B = 4, MAX_TOKENS = 128 };
 
 static char measured_folder[] = "/tmp/coat-telemetry-XXXXXX";
 
-/* One rank with statistics every step; line: the last one written. */
+/* A run of one rank with statistics in every step. line: the last line of metrics.jsonl. */
 typedef struct {
     Config config;
     Model model;
@@ -23,7 +23,7 @@ typedef struct {
     Telemetry *telemetry;
     json_t *line;
     long step;
-    bool apart; /* shared buffers keep their values */
+    bool apart; /* each buffer has separate memory, so that all values can be read */
 } Small;
 
 static inline void small_open(Small *s, SmallModel a, const char *recipe)
@@ -31,7 +31,7 @@ static inline void small_open(Small *s, SmallModel a, const char *recipe)
     static ModelConfig m;
     *s = (Small){ 0 };
     m = architecture(a);
-    m.d_model = 128; /* as FP8 GEMMs need */
+    m.d_model = 128; /* a multiple of 16, as FP8 GEMMs need */
     m.head_dim = 32;
     m.mlp_width = 256;
     model_config(&s->config, &m, recipe, B);
@@ -65,7 +65,8 @@ static inline json_t *last_line(void)
     return o;
 }
 
-/* Forward, or forward, backward and the line of statistics; the caller runs the optimizer. */
+/* Runs forward or, if `backward`, forward and backward, and reads the line of statistics. The
+ * caller runs the optimizer. */
 static inline void small_step(Small *s, bool backward)
 {
     int tokens[MAX_TOKENS], targets[MAX_TOKENS], N = s->model.text.N;
@@ -119,7 +120,7 @@ static inline double metric(const Small *s, const char *format, ...)
     return json_is_number(v) ? json_number_value(v) : NAN;
 }
 
-/* A tensor's values, all of them; host memory freed by release(). */
+/* Returns all values of a tensor, in host memory that release() frees. */
 static inline const double *all(Tensor t)
 {
     return decode(t, tensor_snapshot(t));

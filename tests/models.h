@@ -25,19 +25,22 @@ typedef enum {
 ModelConfig architecture(SmallModel a);
 const char *architecture_name(SmallModel a);
 
-/* The model with adapters on these matrices, a bit per LoraModule; alpha is 3/2 of the rank. */
+/* Returns the model with adapters on the matrices whose bits, one for each LoraModule, are set.
+ * alpha is 3/2 of the rank. */
 enum { ALL_MODULES = (1 << NUM_LORA_MODULES) - 1 };
 ModelConfig with_adapters(ModelConfig m, int rank, unsigned modules, BaseFormat base);
 
-/* For tensor ranks: the model without norms over all heads, which no rank has; and registers the
- * architecture of such models. */
+/* For tests of tensor ranks: without_wide_norms returns the model without norms over all heads,
+ * because no tensor rank has all heads. add_after_architecture registers the architecture of such
+ * models. */
 ModelConfig without_wide_norms(ModelConfig m);
 void add_after_architecture(void);
 
-/* A run of one rank with micro-batches of B sequences, complete but with nothing on disk. */
+/* Sets *c to the configuration of a run of one rank with micro-batches of B sequences, without
+ * files on disk. */
 void model_config(Config *c, const ModelConfig *m, const char *recipe, int B);
 
-/* The summed losses since the last call. */
+/* Returns the sums of the losses since the last call. */
 static inline Losses take_losses(Model *m)
 {
     const Losses l = model_losses(m);
@@ -45,16 +48,17 @@ static inline Losses take_losses(Model *m)
     return l;
 }
 
-/* planned and placed, for one rank */
+/* plans and places the model, for one rank */
 void model_create(Model *m, ParamStore *store, const Config *c);
 
-/* The same with separate memory for each buffer, so that all results can be read. */
+/* As model_create, with separate memory for each buffer, so that all results can be read. */
 void model_create_apart(Model *m, ParamStore *store, const Config *c);
 
-/* Places a planned model whose shared buffers were overlaid again, in `bytes`. */
+/* Places a planned model in `bytes` bytes, after the places of its shared buffers were planned
+ * again. */
 void model_alloc_shared(Model *m, ParamStore *store, const Config *c, size_t bytes);
 
-/* Fills every B, since with B = 0 A has no gradient, and every bias. */
+/* Fills every B of the adapters, because A has no gradient if B = 0. Also fills every bias. */
 void test_fill_adapters(ParamStore *store, uint64_t seed);
 
 /* Values that depend only on (seed, i): uniform in [-1, 1), and token ids below `below`. */

@@ -1,5 +1,5 @@
 /* Mutations of inputs for tests/fuzz.c: changes of bits and bytes, ranges, lines, numbers and
- * words, and pieces of another input. All depend only on the generator's seed. */
+ * words, and pieces of another input. Each change depends only on the generator's seed. */
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -27,5 +27,6 @@ void input_replace(Input *in, size_t at, size_t without, const void *data, size_
  * JSON, invalid UTF-8. */
 const char *odd_value(Draws *d);
 
-/* One to four changes. `other`: source of pieces; `words`: NULL-terminated, inserted unchanged. */
+/* Makes one to four changes. `other`: the input from which pieces are taken. `words`: a
+ * NULL-terminated list of words that are inserted unchanged. */
 void input_mutate(Input *in, Draws *d, const Input *other, const char *const *words);

@@ -2,9 +2,10 @@
 #pragma once
 #include "tests/kit.h"
 
-/* Mean and rstd of a row and their F32 errors: a sum of C terms C u of its absolute terms; the
- * variance, of differences with errors u (|x|+|m|), relatively (C + 8) u; rstd half of that, plus a
- * root and a quotient. */
+/* Mean and rstd of a row, and bounds of their errors in F32. A sum of C terms has an error of C u
+ * times the sum of the absolute terms. The variance is a mean of squared differences, each
+ * difference with an error of u (|x|+|m|), and has a relative error of (C + 8) u. rstd has half of
+ * this relative error, plus the errors of a root and a quotient. */
 typedef struct {
     double mean, rstd, mean_error, rstd_error;
 } Stats;
@@ -27,7 +28,8 @@ static inline Stats row_stats(const double *x, int C, Norm norm)
     return s;
 }
 
-/* y = (x - m) r w + residual, and its error from m, r and five roundings. */
+/* Computes y = (x - m) r w + residual, and the error of y from the errors of m and r and from five
+ * roundings. */
 static inline void norm_reference(double *y, double *by, double *stats, double *bs, const double *x,
                                   const double *w, const double *add, int N, int C, Norm norm)
 {
@@ -47,8 +49,9 @@ static inline void norm_reference(double *y, double *by, double *stats, double *
 }
 
 /* With h = (x-m) r in F32: |error of h| <= 3 u |h| + u r (|x|+|m|) =: e. A mean of C terms has an
- * error of (C + 8) u of its absolute mean, plus e of its factors; a sum over N rows an error of N u
- * of its absolute terms. stats: mean and rstd; old: what dx is added to, or NULL. */
+ * error of (C + 8) u times the mean of the absolute terms, plus the error e of their factors. A sum
+ * over N rows has an error of N u times the sum of the absolute terms. stats: mean and rstd. old:
+ * the values to which dx is added; NULL: dx is not added. */
 static inline void norm_backward_row(double *dx, double *bx, double *dw, double *bw,
                                      const double *dy, const double *x, const double *stats,
                                      const double *w, const double *old, int N, int C,

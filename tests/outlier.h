@@ -1,5 +1,5 @@
-/* A model whose SwiGLU has an outlier in every block, as in arXiv 2409.12517: gate and up of a
- * channel are aligned and large; of another channel in each. */
+/* A model whose SwiGLU has an outlier in every block, as in arXiv 2409.12517: the rows of gate and
+ * up of one channel are parallel and large. Each block has its outlier in another channel. */
 #pragma once
 #include "kernels/values.h"
 #include "model/store/param_store.h"

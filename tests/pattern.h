@@ -1,6 +1,6 @@
-/* Bytes that depend only on (seed, their number): any run of them can be made and checked
- * separately. They are below 64, so that they are finite and not negative in every format; other
- * weights and moments are not saved. */
+/* Bytes that depend only on (seed, their number): any range of these bytes can be made and checked
+ * separately. The bytes are below 64, so that they are finite and not negative in every format;
+ * weights and moments with other values would not be saved. */
 #pragma once
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +24,8 @@ static inline void pattern_put(void *device, uint64_t seed, size_t first, size_t
     free(host);
 }
 
-/* The first of the device bytes [0, n) that differs from the pattern from `first` on; n if none. */
+/* Returns the index of the first of the device bytes [0, n) that differs from the pattern's bytes
+ * from `first` on; n: none differs. */
 static inline size_t pattern_check(const void *device, uint64_t seed, size_t first, size_t n)
 {
     unsigned char *host = malloc(n + 1);

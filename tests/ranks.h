@@ -18,7 +18,7 @@ static inline void start_ranks(int *argc, char ***argv)
     comm_init();
 }
 
-/* The exit code of all ranks: 1 if any has failed. */
+/* Returns the exit code of all ranks: 1 if any rank has failed. */
 static inline int finish_ranks(int failed)
 {
     double any = failed;
@@ -29,7 +29,8 @@ static inline int finish_ranks(int failed)
 
 static const Strategy ALONE = { .shard_ranks = 1 }; /* each rank has a model of its own */
 
-/* All ranks, as so many stages, context ranks and tensor ranks; the others are shards. */
+/* Returns a strategy for all ranks, with these numbers of stages, context ranks and tensor ranks.
+ * All further ranks are shards. */
 static inline Strategy mesh(int stages, int context, int tensor)
 {
     return (Strategy){ .shard_ranks = comm_size() / (stages * tensor),

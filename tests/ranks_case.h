@@ -20,19 +20,19 @@
 #include "tests/models.h"
 #include "tests/ranks.h"
 
-/* What is 0 or NULL is the architecture's or the recipe's, or none. */
+/* A member that is 0 or NULL is not set: the architecture or the recipe then decides. */
 typedef struct {
     const char *recipe;
     SmallModel model;
-    unsigned modules; /* with adapters on these ... */
+    unsigned modules; /* adapters are on these matrices ... */
     BaseFormat base;  /* ... on a base in this format */
     bool plain_nf4;
     int lora_rank;            /* 0: 6 */
-    const char *trainable[2]; /* patterns; NULL: all */
+    const char *trainable[2]; /* patterns of trained parameters; NULL: all parameters are trained */
     const char *optimizer;
     int keep, recompute; /* keep: a Keep */
     bool documents, tied;
-    bool wide; /* the stream is F32, so that sums err less than codes */
+    bool wide; /* the stream is F32, so that the errors of sums are smaller than those of codes */
 } Case;
 
 typedef struct {
@@ -41,7 +41,7 @@ typedef struct {
     ParamStore store;
 } Run;
 
-/* The model with these sizes; the number of its heads stays. */
+/* Returns the model with these sizes and the same number of heads. */
 static inline ModelConfig with_sizes(ModelConfig m, int d_model, int head_dim, int mlp_width,
                                      int n_layers)
 {
@@ -52,8 +52,8 @@ static inline ModelConfig with_sizes(ModelConfig m, int d_model, int head_dim, i
     return m;
 }
 
-/* A micro-batch is one sequence, and a step is one of each rank, unless the test changes r->config.
- * *k lives as long as r. */
+/* Sets r->config. A micro-batch is one sequence, and a step is one micro-batch of each rank, unless
+ * the test changes r->config. *k must live as long as r. */
 static inline void configure(Run *r, const Case *k, ModelConfig m, Strategy s)
 {
     Config *c = &r->config;
@@ -97,7 +97,7 @@ static inline void close_run(Run *r)
     model_free(&r->model, &r->store);
 }
 
-/* A placed run of this configuration, but with this strategy and micro-batch. */
+/* Opens and places a run of this configuration, but with this strategy and micro-batch. */
 static inline void open_as(Run *r, const Config *c, Strategy s, int micro)
 {
     *r = (Run){ .config = *c };
@@ -133,8 +133,8 @@ static const struct {
     [HYBRID_SHARD_ZERO2] = { "hybrid_shard_zero2", 2, GATHER_ONCE, SUM_ONCE_IF_FITS },
 };
 
-/* Sets *s to the strategy of row i. Returns false if it needs more ranks, or if one rank does the
- * same as with another row. */
+/* Sets *s to the strategy of row i. Returns false if the strategy needs more ranks, or if there is
+ * one rank and another row does the same. */
 static inline bool use_strategy(Strategy *s, int i)
 {
     const int groups = strategies[i].groups ? strategies[i].groups : comm_size();
@@ -143,8 +143,8 @@ static inline bool use_strategy(Strategy *s, int i)
                            : strategies[i].groups == 1 && strategies[i].sum == SUM_OFTEN;
 }
 
-/* On each rank alone, and on meshes of all ranks: with only shards, and with two of each other
- * kind. */
+/* Calls `check` for each rank alone, and for meshes of all ranks: with only shards, and with two
+ * context ranks, two tensor ranks or two stages. */
 static inline void on_meshes(void (*check)(Strategy s, const char *name))
 {
     check(ALONE, "unsharded");
@@ -160,7 +160,8 @@ static inline void on_meshes(void (*check)(Strategy s, const char *name))
 
 enum { MOST_TOKENS = 4096 };
 
-/* n tokens from number `at` of a text on, and the tokens after them. */
+/* Sets `tokens` to n tokens of a text, from number `at` on, and `targets` to the token after each
+ * of them. */
 static inline void fill_tokens(int *tokens, int *targets, size_t at, int n, int vocab)
 {
     for (int i = 0; i < n; i++) {
@@ -169,7 +170,7 @@ static inline void fill_tokens(int *tokens, int *targets, size_t at, int n, int 
     }
 }
 
-/* The gradients of `share` sequences of each rank, in micro-batches of one. */
+/* Computes the gradients of `share` sequences of each rank, in micro-batches of one sequence. */
 static inline void forward_backward(Run *r, int step, int share)
 {
     static int tokens[MOST_TOKENS], targets[MOST_TOKENS];
@@ -184,7 +185,7 @@ static inline void forward_backward(Run *r, int step, int share)
     }
 }
 
-/* The whole step; returns its gradient norm. */
+/* Runs a whole step, with the update. Returns the gradient norm. */
 static inline double train_step(Run *r, int step)
 {
     forward_backward(r, step, r->config.global_train_batch_size / comm_group_size(RANKS_DATA));
@@ -193,13 +194,13 @@ static inline double train_step(Run *r, int step)
     return norm;
 }
 
-/* The loss of this rank's tokens since the last call. */
+/* Returns the loss of this rank's tokens since the last call. */
 static inline double take_loss(Run *r)
 {
     return take_losses(&r->model).loss;
 }
 
-/* That of an evaluation, of the same tokens on all ranks. */
+/* Returns the loss of an evaluation, with the same tokens on all ranks. */
 static inline double evaluation_loss(Run *r)
 {
     static int tokens[MOST_TOKENS];
@@ -210,12 +211,13 @@ static inline double evaluation_loss(Run *r)
     return take_loss(r);
 }
 
-/* Of documents in steps of same sequences; 0: some of 41 tokens, cut where a sequence ends. */
+/* Length of the documents in run_same_sequences; 0: documents have 41 tokens and are cut where a
+ * sequence ends. */
 static int document_length;
 
-/* A step of `count` tokens in micro-batches of r->config's size, some without labels, with
- * documents. All groups have the same sequences, so that operands have the same ranges everywhere.
- * loss (count): those of this rank's tokens, and zeros. */
+/* Runs forward and backward of `count` tokens with documents, in micro-batches of r->config's size.
+ * Some tokens have no label. All groups have the same sequences, so that operands have the same
+ * ranges everywhere. loss (count): the losses of this rank's tokens, and zeros for other tokens. */
 static inline void run_same_sequences(Run *r, double *loss, int count)
 {
     static int tokens[MOST_TOKENS], targets[MOST_TOKENS];
@@ -245,8 +247,8 @@ static inline void run_same_sequences(Run *r, double *loss, int count)
 
 enum { MOST_LOGITS = 128 };
 
-/* Logits after each of these parts of a text, a row each, on ranks that have the head; whether this
- * one does. Ends the run. */
+/* Appends parts of a text, of tokens_of[i] tokens each. On ranks that have the head, sets row i of
+ * `logits` to the logits after part i. Returns true if this rank has the head. Closes the run. */
 static inline bool decode_text(Run *r, float (*logits)[MOST_LOGITS], const int *tokens_of,
                                int parts)
 {

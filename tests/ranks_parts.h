@@ -1,6 +1,6 @@
-/* Ranks that share sequences or layers against one rank that has all: losses of tokens, gradients
- * and their norm, weights, codes. The test is linked with --wrap=scale_within_range, so that ranks
- * share the maxima of FP8 operands. */
+/* Compares ranks that share sequences or layers with one rank that has all: losses of tokens,
+ * gradients and their norm, weights, codes. The test is linked with --wrap=scale_within_range, so
+ * that ranks share the maxima of FP8 operands. */
 #pragma once
 #include "kernels/backend.h"
 #include "tests/ranks_state.h"
@@ -9,9 +9,10 @@ enum { SEQUENCES = 4, MICRO = 2 };
 
 /* ---- maxima of all ranks --------------------------------------------------------------------- */
 
-static int shared_rows; /* of operands whose maxima are shared; 0: none */
+static int shared_rows; /* operands with this number of rows share their maxima; 0: no operand
+                         * does */
 
-/* not on a GPU */
+/* NULL in a build for GPUs */
 extern float __real_scale_within_range(Tensor t, float amax) __attribute__((weak));
 float __wrap_scale_within_range(Tensor t, float amax);
 
@@ -24,14 +25,14 @@ float __wrap_scale_within_range(Tensor t, float amax)
 
 /* ---- one step -------------------------------------------------------------------------------- */
 
-/* How far results may be from those of one rank: each loss, relative where it is more than 1;
- * gradients, their norm and weights. */
+/* How far results may differ from the results of one rank. loss: for each token's loss, relative if
+ * the loss is above 1. grads: for gradients, their norm and weights, relative. */
 typedef struct {
     double loss, grads;
 } Bounds;
 
-/* codes: of the first block's operand, turned, with its scale, if all of it is kept. Until
- * release(). */
+/* codes: transposed codes and scale of the first block's attn_h, if the recipe keeps all
+ * activations; else NULL. All members are valid until release(). */
 typedef struct {
     double *loss, norm;
     Whole grads, weights;
@@ -39,7 +40,8 @@ typedef struct {
     size_t bytes;
 } Result;
 
-/* Each rank has the losses of its tokens, and zeros. */
+/* Runs one step. Each rank first has the losses of its own tokens, and zeros for other tokens; the
+ * sum over ranks gives all losses. */
 static inline void run_step(Run *r, Result *s, int tokens)
 {
     run_same_sequences(r, s->loss, tokens);
@@ -50,7 +52,8 @@ static inline void run_step(Run *r, Result *s, int tokens)
     s->norm = optimizer_grad_norm(&r->store);
 }
 
-/* updates: the losses are those after an update, whose weights are compared too. */
+/* updates: also runs an update and a second step; the losses are then those of the second step, and
+ * the updated weights are compared too. */
 static inline Result run_parts(const Case *k, ModelConfig m, Strategy w, bool shares, bool updates)
 {
     const int tokens = SEQUENCES * m.max_sequence_length;
@@ -103,7 +106,8 @@ static inline void compare_parts(const Case *k, int tokens, Strategy w, const Re
         check_same_bytes("codes", part->codes, whole->codes, whole->bytes);
 }
 
-/* In each of these ways, against one rank. */
+/* Runs the case with each of these strategies, and compares each result with the result of one
+ * rank. */
 static inline void check_parts(const Case *k, ModelConfig m, const Strategy *ways, int count,
                                Bounds most, bool updates)
 {

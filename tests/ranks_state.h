@@ -1,5 +1,5 @@
-/* What runs on ranks have computed, and how it compares: whole parameters from the parts of all
- * ranks, and bytes as a rank has them. */
+/* Takes and compares the results of runs on ranks: whole parameters, collected from the parts of
+ * all ranks, and the bytes of one rank. */
 #pragma once
 #include <string.h>
 
@@ -12,8 +12,8 @@ enum { MOST_UNITS = 10 };
 
 typedef enum { WEIGHTS, GRADIENTS } Kind;
 
-/* Values of each parameter of the units that this rank's stage holds, as it is on one rank; NULL:
- * it has none. Until release(). */
+/* Values of whole parameters, as one rank alone would hold them, for the units of this rank's
+ * stage. NULL: the parameter has no values of this kind. Valid until release(). */
 typedef struct {
     int units;
     double *x[MOST_UNITS][NUM_PARAMS];
@@ -22,7 +22,8 @@ typedef struct {
     const char *name[MOST_UNITS][NUM_PARAMS];
 } Whole;
 
-/* Of each element one rank of a copy has the value, the others 0. */
+/* Returns the values of a whole parameter: a sum over RANKS_STAGE, in which one rank contributes
+ * the value of each element and the other ranks contribute 0. */
 static inline double *whole_values(const ParamStore *store, int u, const Param *p, Kind kind)
 {
     const Shard *s = &store->shard[u];
@@ -65,7 +66,7 @@ static inline Whole take_whole(const Run *r, Kind kind)
     return w;
 }
 
-/* |found - expected| / |expected| of all values together. */
+/* Returns |found - expected| / |expected| over all values together. */
 static inline double whole_difference(const Whole *found, const Whole *expected)
 {
     double x[2] = { 0 };
@@ -79,8 +80,9 @@ static inline double whole_difference(const Whole *found, const Whole *expected)
     return sqrt(x[0] / x[1]);
 }
 
-/* The trained values that `found` has differ by at most `bound` times the unit's largest; 0: they
- * are the same. Returns how many it has. */
+/* Checks that the trained values in `found` differ from `expected` by at most `bound` times the
+ * largest value of their unit. bound 0: the values must be equal. Returns the number of compared
+ * values. */
 static inline size_t check_whole(const char *what, const Whole *found, const Whole *expected,
                                  double bound)
 {
@@ -103,7 +105,7 @@ static inline size_t check_whole(const char *what, const Whole *found, const Who
 
 /* ---- this rank's bytes ----------------------------------------------------------------------- */
 
-/* Of each region of each unit, until release(). */
+/* This rank's bytes of each region of each unit, valid until release(). */
 typedef struct {
     char *bytes[MOST_UNITS][NUM_REGIONS];
     size_t size[MOST_UNITS][NUM_REGIONS];
@@ -124,7 +126,7 @@ static inline Stored take_stored(const ParamStore *store)
     return x;
 }
 
-/* Frozen weights, or also the trained ones, are the same. */
+/* Checks that the bytes of region `first` and of all later regions are the same. */
 static inline void check_stored(const char *what, const Stored *now, const Stored *before,
                                 Region first)
 {
@@ -135,8 +137,9 @@ static inline void check_stored(const char *what, const Stored *now, const Store
         }
 }
 
-/* Each trained parameter has changed: of an adapter what this rank has, of others anything, since
- * not all tokens occur. */
+/* Checks that each trained parameter has changed. An adapter must have changed on every rank that
+ * holds a part of it. Any other parameter must have changed on some rank only, because not all
+ * tokens occur. */
 static inline void check_trained(const char *what, const ParamStore *store, const Stored *now,
                                  const Stored *before)
 {

@@ -55,8 +55,9 @@ static inline float *as_floats(Tensor t)
     return x;
 }
 
-/* A step of B sequences in `parts` micro-batches; the first of several has no labels. before:
- * another step comes first, with its loss times this, and an evaluation; 0: none. */
+/* How to run a step of `parts` micro-batches. If there are several micro-batches, the first has no
+ * labels. before: if not 0, another step, with its loss multiplied by `before`, and an evaluation
+ * run first. */
 typedef struct {
     Keep keep;
     bool saved_forward;
@@ -146,7 +147,8 @@ static inline double distance(const float *x, const float *y, size_t n)
     return sqrt(e / s);
 }
 
-/* Relative error of the gradients of parameter i of unit u; 0 if it is frozen. */
+/* Returns the relative error of the gradients of parameter i of unit u; 0: the parameter is
+ * frozen. */
 static inline double param_distance(const Result *x, const Result *y, int u, int i)
 {
     const Param *p = &x->shape[u].param[i];
@@ -156,7 +158,8 @@ static inline double param_distance(const Result *x, const Result *y, int u, int
                     (size_t)p->rows * p->cols);
 }
 
-/* The worst tensor of `found`, with its unit and name. */
+/* Returns the largest relative error of a gradient in `found`, with the unit and the name of its
+ * parameter. */
 static inline double worst_distance(const Result *found, const Result *exact, int *unit,
                                     const char **where)
 {
@@ -188,7 +191,7 @@ static inline ModelConfig adapted_model(int i)
     return with_adapters(wide(adapted[i].model), RANK, adapted[i].modules, adapted[i].base);
 }
 
-/* All gradients have the same bits. */
+/* Checks that all gradients have the same bits. */
 static inline void check_same_as(const ModelConfig *m, const char *recipe, How one, How other)
 {
     Result x = run_as(m, recipe, one), y = run_as(m, recipe, other);

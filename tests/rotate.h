@@ -7,8 +7,8 @@ static inline double clamp(double x, double limit)
     return limit > 0 ? fmin(fmax(x, -limit), limit) : x;
 }
 
-/* Rotates heads by sign * angle; b: error bounds of the values, before and after. Two products and
- * a sum round. */
+/* Rotates heads by sign * angle. b: error bounds of the values before the rotation on entry, and
+ * after the rotation on return. Two products and a sum are rounded. */
 static inline void rotate(double *x, double *b, int heads, int D, const float *angles, double sign)
 {
     for (int h = 0; h < heads; h++)

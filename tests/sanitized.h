@@ -1,6 +1,6 @@
-/* Whether this is a build with sanitizers, which make everything several times slower. Cases that
- * differ in values, but not in the memory that they read and write, then run in part only; all of
- * them run without sanitizers. */
+/* Whether this is a build with sanitizers, which make everything several times slower. Such a build
+ * runs only some of the cases that differ in values but not in the memory that they read and write.
+ * Builds without sanitizers run all cases. */
 #pragma once
 
 #if defined __has_feature

@@ -11,12 +11,12 @@
 #include "tests/kit.h"
 #include "tests/models.h"
 
-enum { SAVED_UPDATES = 98 }; /* of each checkpoint */
+enum { SAVED_UPDATES = 98 }; /* number of updates before each checkpoint */
 
 static char root[] = "/tmp/coat-checkpoint-XXXXXX";
 static int num_folders;
 
-/* Paths and texts, valid until the end of a test. */
+/* Returns a path or a text, valid until the end of the test. */
 static inline const char *text(const char *format, ...)
 {
     static char buffer[8][4096];
@@ -50,7 +50,7 @@ typedef struct {
     size_t file_limit;
 } Run;
 
-/* Memory for this part of the configuration. */
+/* Allocates memory for the part of the configuration that `choice` selects. */
 static inline void place_part(Run *r, ShardChoice choice)
 {
     Arena arena = { 0 };
@@ -64,7 +64,7 @@ static inline void place_part(Run *r, ShardChoice choice)
     store_plan(&r->store, &arena, &r->config, choice);
 }
 
-/* Makes a new folder, too. */
+/* As place_part; also makes a new folder. */
 static inline void place_choice(Run *r, ShardChoice choice)
 {
     r->config.save_folder = keep(256);
@@ -78,7 +78,7 @@ static inline void place(Run *r)
     place_choice(r, (ShardChoice){ 1, 0, false });
 }
 
-/* A run that is not placed yet. */
+/* Configures a run, which is not placed yet. */
 static inline void configure(Run *r, const ModelConfig *m, const char *optimizer, Format master,
                              Format m1, Format m2)
 {
@@ -148,20 +148,21 @@ static inline const char *step_folder(const Run *r, long step)
     return text("%s/step%ld", r->config.save_folder, step);
 }
 
-/* As text(), valid until release(). */
+/* Returns a copy of a path that is valid until release(). */
 static inline char *lasting(const char *path)
 {
     return strcpy(keep(strlen(path)), path);
 }
 
-/* A forked child cannot use a GPU; such tests are of host code, the same with either back end. */
+/* Skips a test that forks if the device is a GPU, because a forked child cannot use a GPU. Such
+ * tests test host code, which is the same with either back end. */
 static inline void needs_fork(void)
 {
     if (!on_cpu())
         skip();
 }
 
-/* Files are read in small chunks. */
+/* Makes the root folder, and sets files to be read in small chunks. */
 static inline int make_root(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* Files of tokens and masks, as tests write them. After cmocka.h. */
+/* Writes files of tokens and masks for tests. Include cmocka.h before this header. */
 #pragma once
 #include <stddef.h>
 #include <stdio.h>

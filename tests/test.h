@@ -1,5 +1,5 @@
 /* Tests for cmocka that register themselves: TEST(test_sum) { assert_int_equal(1 + 1, 2); }
- * run_all_tests runs those of the file, in its order. */
+ * run_all_tests runs the tests of the file, in the order of the file. */
 #pragma once
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,7 +13,7 @@ static size_t num_tests;
 
 static inline void add_test(const char *name, CMUnitTestFunction function, void *state)
 {
-    if (num_tests < sizeof all_tests / sizeof *all_tests) /* run_all_tests notices one too many */
+    if (num_tests < sizeof all_tests / sizeof *all_tests) /* run_all_tests reports too many tests */
         all_tests[num_tests] =
             (struct CMUnitTest){ .name = name, .test_func = function, .initial_state = state };
     num_tests++;
@@ -27,7 +27,8 @@ static inline void add_test(const char *name, CMUnitTestFunction function, void 
     } \
     static void name(__attribute__((unused)) void **state)
 
-/* setup and teardown: of all together, or NULL. Returns the number of tests that failed. */
+/* setup and teardown run once, before and after all tests; NULL: nothing runs. Returns the number
+ * of failed tests. */
 static inline int run_all_tests(CMFixtureFunction setup, CMFixtureFunction teardown)
 {
     if (num_tests > sizeof all_tests / sizeof *all_tests)

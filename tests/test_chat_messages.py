@@ -265,7 +265,7 @@ class FilesTest(Folder):
         self.check(self.kinds())
         for name in ("plain.jsonl.gz", "plain.jsonl.zst", "empty.xz"):
             path = self.path(name, b"" if "empty" in name else self.data())
-            self.assert_bad(self.chat, ("chatml", path), f"{name}: not compressed, or damaged")
+            self.assert_bad(self.chat, ("chatml", path), f"{name}: damaged, or not compressed although")
 
     @unittest.skipUnless(importlib.util.find_spec("zstandard"), "pip install zstandard")
     def test_zstd(self):

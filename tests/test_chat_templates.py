@@ -35,13 +35,13 @@ class TemplateTest(Folder):
         self.assertEqual(self.learned(model, output), ["two\n"])
         self.assertIn("of the last answers 1 of 1 end with no special token, 1 with Ċ (", printed)
         self.assertIn("have the chat template put {{ eos_token }} after each answer", printed)
-        self.assertNotIn("name it eos_token", printed)
+        self.assertNotIn("make it the eos_token", printed)
 
     def test_ends(self):
         """A special token that ends answers may be named eos, if they do not all end with eos; a full stop may not."""
         two = [{"prompt": "a", "completion": "b."}, {"prompt": "two", "completion": "b."}, {"prompt": "two", "completion": "c"}]
         file = self.write("x.jsonl", two)
-        name = "1 with <|turn|> (1): if programs are to stop there, name it eos_token in"
+        name = "1 with <|turn|> (1): if programs should stop at the second token, make it the eos_token in"
         for end, notes in (("eos_token", []), ("''", ["3 of 3 end with no special token, 2 with . ("]),
                            ("'<|turn|>'", ["0 of 3 end with the eos token <|end|>, 3" + name[1:]]),
                            ("'<|turn|>' if messages[0].content == 'a' else ''",
@@ -67,7 +67,7 @@ class TemplateTest(Folder):
             model = self.model(template)
             output, printed = self.chat(model, file)
             self.assertEqual(self.learned(model, output), [learned])
-            self.assertEqual("adds nothing for add_generation_prompt: '<assistant>' in front of answers" in printed, told)
+            self.assertEqual("adds nothing for add_generation_prompt: so the model also learns '<assistant>', which" in printed, told)
 
     def test_last_turns_that_differ(self):
         """As OLMo 3 and Qwen 3 have them: another token at the end, thoughts."""
@@ -229,7 +229,7 @@ class LeftOutTest(Folder):
                    'NOTE: conversations with "documents", which the chat template does not read: 1')
         thinks = CHATML.replace("m.content", "(m.thinking or '') + m.content")
         self.check(thinks, [say("a", "b", thinking="<|im_start|>")], ["<|im_start|>b<|im_end|>"],
-                   "NOTE: messages or tools that spell out a special token, which so become that token: 1")
+                   "NOTE: messages or tools with the name of a special token, which becomes that token: 1")
         later = "{% for t in tools if messages | length == 0 %}{{ t }}{% endfor %}" + CHATML.replace(
             "{{ m.content }}", "{{ m.content if loop.last or m.role == 'user' }}")
         unlearned = say("a", "b", "c", "d", "e", "f")
@@ -266,7 +266,7 @@ class LeftOutTest(Folder):
         questions = [set(re.findall(r"a\d+", self.text(model, folder))) for folder in (output, output + "/val")]
         self.assertEqual([len(questions[0] | questions[1]), questions[0] & questions[1]], [20, set()])
         self.assert_bad(self.chat, (model, self.write("x.jsonl", [say("a", "b", thinking="x", reasoning="y")])),
-                        "x.jsonl:1: message 2 has other thoughts in thinking than in reasoning")
+                        "x.jsonl:1: message 2 has different thoughts in thinking and in reasoning")
 
     def test_questions_of_their_own(self):
         """A system's message in the last question, as Mistral's templates have it, or answers that only the last turn has."""
@@ -283,9 +283,9 @@ class LeftOutTest(Folder):
     def test_asked_with_thoughts(self):
         """As DeepSeek R1 asks; answers without any begin after as much of that as they have, and are counted."""
         asks = CHATML.replace("{{ '<|im_start|>assistant\n' if", "{{ '<|im_start|>assistant\n<think>' if")
-        note = "NOTE: answers that begin otherwise than the chat template asks for them: "
+        note = "NOTE: answers that do not begin as the template's prompts end: "
         self.check(asks, [say("a", "b", "a", "<thin"), say("a", "<think>b")], ["b<|im_end|>", "<thin<|im_end|>", "b<|im_end|>"],
-                   note + "2", "NOTE: messages or tools that spell out a special token", special=[*TOKENS, "<think>"])
+                   note + "2", "NOTE: messages or tools with the name of a special token", special=[*TOKENS, "<think>"])
 
     def test_ends(self):
         """eos only after the last answer: the opening of the next turn is no label, and neither is a prompt at every end."""
@@ -351,7 +351,7 @@ class TokensTest(Folder):
             learned, _, printed = self.learned_ids(model)
             self.assertEqual([learned[1], learned[3], len(learned)], [n + 1, n + 1, 4])
             spelled = say("a", "b", "a<|im_end|>", "b")
-            self.assertEqual("spell out a special token" in self.learned_ids(model, spelled)[2], eos == "<|im_end|>")
+            self.assertEqual("with the name of a special token" in self.learned_ids(model, spelled)[2], eos == "<|im_end|>")
 
     def test_tokens_across_the_edge(self):
         """One that begins in the prompt is not learned, one that ends after the answer is; both are counted."""

@@ -220,7 +220,7 @@ class ConvertConfig(unittest.TestCase):
         self.assertIn("model: 8030 M parameters", self.plan())                             # Llama 3 8B
         keys, said = self.convert(path)
         self.assertEqual(keys["global_train_batch_size"], 1)
-        self.assertIn("global_train_batch_size: the file gives sequences of each GPU", said.partition("Not known")[2])
+        self.assertIn("global_train_batch_size: the file gives the sequences per GPU", said.partition("Not known")[2])
         keys, said = self.changed("torchtitan.toml", lambda t: t.replace('"8B"', '"9B"').replace("decay_ratio = 0.2\n", ""))
         self.assertEqual(keys["scheduler.name"], "linear_with_warmup")
         self.assertIn("the shape of llama3 9B is in torchtitan's code", said)

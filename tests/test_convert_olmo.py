@@ -224,7 +224,7 @@ class ConvertTest(unittest.TestCase):
             file.write("{}")
         self.assertEqual(self.convert("--tokenizer", self.at("mine.json")).returncode, 0)
         self.assertTrue(os.path.exists(os.path.join(self.output, "tokenizer.json")))
-        self.assertIn("it is there already", self.convert().stderr)
+        self.assertIn("it exists already", self.convert().stderr)
 
 
 if __name__ == "__main__":

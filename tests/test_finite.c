@@ -149,7 +149,7 @@ TEST(test_scales)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         check_scale(cases[i].f, cases[i].bytes, cases[i].scale, cases[i].bad);
     Tensor bytes = make((Format){ E4M3, 128 }, 1, COLS);
-    DIES("e4m3/128 has scales of one byte; moments have larger ones",
+    DIES("e4m3/128 has scales of one byte; the scales of moments are larger",
          find_not_finite(flag, bytes, false));
     release();
     device_free(flag);

@@ -232,7 +232,7 @@ class Scripts(unittest.TestCase):
 
     def test_errors(self):
         for arguments, expected in ((["is<image>", "--image", self.path(0), "--image", self.path(1)],
-                                     "text 1: 1 times <image>, and 2 pictures; expected as many of both, or no <image>"),
+                                     "text 1: 1 times <image>, and 2 pictures; expected one for each picture, or no <image>"),
                                     (["is", "--image", "/no/such.png"], "/no/such.png: No such file"),
                                     (["is", "--image", os.path.join(self.folder, "config.json")], "expected a picture that Pillow")):
             result = self.call("generate.py", *arguments)

@@ -115,7 +115,7 @@ class Generate(unittest.TestCase):
                                    "seed": "4", "recipe": "f32", "a.b": "c=d"})
 
     def test_errors(self):
-        self.assertIn("--raw goes without one", self.generate("hello").stderr)
+        self.assertIn("--raw does not use a chat template", self.generate("hello").stderr)
         self.assertIn("no such program", self.generate("--raw", "hello", train="/no/such").stderr)
         self.assertIn("--recipe: expected an option above", self.generate("--raw", "hello", "--recipe").stderr)
         self.assertEqual(self.generate("--raw", "hello", "--fail=1").returncode, 3)
@@ -127,7 +127,7 @@ class Generate(unittest.TestCase):
         self.assertIn("tokenizer.json: no such file", self.generate("--raw", "hello").stderr)
         shutil.copytree(self.folder, os.path.join(self.folder, "latest"))
         open(os.path.join(self.folder, "latest", "tokenizer.json"), "w").close()
-        self.assertIn("expected one of them, as " + os.path.join(self.folder, "latest"), self.generate("--raw", "hello").stderr)
+        self.assertIn("expected one checkpoint, such as " + os.path.join(self.folder, "latest"), self.generate("--raw", "hello").stderr)
         self.folder = os.path.join(self.folder, "none")
         self.assertIn("none: no such folder", self.generate("--raw", "hello").stderr)
 

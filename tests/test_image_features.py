@@ -274,7 +274,7 @@ class FeaturesTest(Images):
         shutil.rmtree(output)
         now = self.compute(self.model_of(), chats, output)
         grow_old()
-        self.assert_bad(self.compute, (self.model_of(), chats, output), "b.png is now turned as its EXIF says", "again")
+        self.assert_bad(self.compute, (self.model_of(), chats, output), "b.png is now rotated as its EXIF says", "again")
 
     def test_tower_errors(self):
         """What ./train refuses, and what has no tower, before anything is computed."""

@@ -390,8 +390,8 @@ TEST(test_errors)
     fails(&spec, "data.image_paths names 1 files, data.paths 2");
     spec.num_paths = 1;
     spec.num_image_paths = 0;
-    fails(&spec, "token 2 (counted from 0) is 99, the place of an image (model.image_token_id), "
-                 "but there is no index");
+    fails(&spec, "token 2 (counted from 0) is 99 (model.image_token_id), which stands for a "
+                 "row of an image, but the file has no index");
     spec.num_image_paths = 1;
     write_features("bf16", ROWS, COLS + 8);
     fails(&spec,
@@ -457,17 +457,18 @@ TEST(test_settings)
         { "{" CLIP ", \"vision_feature_layer\": null}", NULL, NULL, NULL },
         { "{\"vision_feature_layer\": -1}", NULL, NULL, NULL },
         { "{" CLIP ", \"vision_feature_layer\": -1}", NULL, NULL,
-          "vision_feature_layer (config.json) is -1, but they were made with -2" },
+          "vision_feature_layer (config.json) is -1, but the features were made with -2" },
         { "{\"vision_config\": {}}", NULL, NULL,
-          "hidden_act (vision_config of config.json) is not given, but they were made with \"" },
+          "hidden_act (vision_config of config.json) is not given, but the features were made with "
+          "\"" },
         { "{" CLIP "}", "{\"size\": 224}", NULL,
-          "size (preprocessor_config.json) is 224, but they were made with {\"edge\"" },
+          "size (preprocessor_config.json) is 224, but the features were made with {\"edge\"" },
         { "{" CLIP "}", "{\"size\": {\"edge\": 337}}", NULL, "is {\"edge\": 337}, but" },
         { "{" CLIP "}", "{}", NULL, "size (preprocessor_config.json) is not given" },
         { "{" CLIP "}", "{\"size\": 336, \"image_mean\": [0, 0.5]}", NULL,
           "image_mean (preprocessor_config.json) is [0, 0.5]" },
         { "{" CLIP "}", "{\"size\": 336, \"do_pad\": true}", NULL,
-          "do_pad (preprocessor_config.json) is true, but they were" },
+          "do_pad (preprocessor_config.json) is true, but the features were" },
         { "{" CLIP "}", "{}", "{\"image_processor\": {\"size\": 336}}", NULL },
         { "{" CLIP "}", "{\"size\": 336}", "{\"image_processor\": {\"size\": 224}}",
           "size (preprocessor_config.json) is 224" },

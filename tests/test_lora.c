@@ -153,7 +153,7 @@ TEST(test_errors)
     narrower.cols--;
     at_x.data = x.data;
     at_m.data = m.w.data;
-    DIES("part 1 has columns from 271 on", lora_narrow(xa, x, overlapping, 1));
+    DIES("part 1 begins at column 271", lora_narrow(xa, x, overlapping, 1));
     DIES("B is (399, 16); expected (400, 16)", lora_widen(x, xa, short_w, NONE));
     DIES("a B of 4 parts", lora_dw(many, xa, x));
     DIES("an A of 2 parts", lora_narrow(xa, x, a, 1));
@@ -163,9 +163,9 @@ TEST(test_errors)
     DIES("y is e4m3; expected f32 or bf16", lora_widen(y, xa, m, NONE));
     DIES("add is e4m3; expected f32 or bf16", lora_widen(x, xa, m, y));
     DIES("there is no x", lora_dw(m, xa, (Tensor){ .rows = s->N, .cols = s->C, .format = BF16_ }));
-    DIES("lora_narrow: xa is an input", lora_narrow(at_x, x, m, 1));
-    DIES("lora_widen: y is an input", lora_widen(x, at_x, m, NONE));
-    DIES("lora_dw: dm is an input", lora_dw(m, at_m, x));
+    DIES("lora_narrow: xa has the memory of an input", lora_narrow(at_x, x, m, 1));
+    DIES("lora_widen: y has the memory of an input", lora_widen(x, at_x, m, NONE));
+    DIES("lora_dw: dm has the memory of an input", lora_dw(m, at_m, x));
     release();
 }
 

@@ -236,7 +236,7 @@ class ImagesTest(Images):
         for arguments, word in ((["--text", olmo, "--pixels", "2"], "its model_type is olmo; expected llama, mistral or qwen3"),
                                 (["--text", text, "--pixels", "3", "--size", "4"], "--size=4: expected a multiple of --pixels=3"),
                                 (["--text", text, "--tower", olmo], "has no vision_config"),
-                                (["--text", text, "--pixels", "2", self.top], "is there already")):
+                                (["--text", text, "--pixels", "2", self.top], "exists already")):
             with self.assertRaisesRegex(make_llava.Bad, word):
                 self.join(*arguments, *([] if arguments[-1] == self.top else [os.path.join(self.top, "none")]))
 

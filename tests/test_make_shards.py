@@ -295,10 +295,10 @@ class ChatTest(Folder):
         say = lambda *texts: {"messages": [{"role": role, "content": text} for role, text in zip(("user", "assistant") * 2, texts)]}
         plain = self.write("a.jsonl", [say("<|im_star", "<|im_end>"), say("a", "b")])
         more = self.write("b.jsonl", [say("<|im_end|>"), say("x", "y"), say("a<|im_end|><|im_start|>", "<|im_start|>", "c", "<b>")])
-        for files, note in (([plain], ""), ([plain, more], f": 2, the first in {more}:3 (<|im_end|>); where it is to be text")):
+        for files, note in (([plain], ""), ([plain, more], f": 2, the first in {more}:3 (<|im_end|>); if the name is meant as text")):
             for processes in "12":
                 output, printed = self.chat("chatml", *files, "--processes", processes)
-                self.assertEqual(printed.count("spell out"), bool(note))
+                self.assertEqual(printed.count("the name of a special token"), bool(note))
                 self.assertIn(note, printed)
         ids = self.read(output)[0].tolist()
         tokenizer = Tokenizer.from_file(os.path.join(self.models, "chatml", "tokenizer.json"))
@@ -396,7 +396,7 @@ class ChatTest(Folder):
                                 capture_output=True, text=True, timeout=60)
         found = os.path.join(output, "token_ids_part_0000.csv.gz")
         self.assertEqual((result.returncode, result.stdout, result.stderr), (
-            1, "", f"error: {found} is there already; expected a folder without shards: delete them, or give another --output\n"))
+            1, "", f"error: {found} exists already; expected a folder without shards: delete them, or give another --output\n"))
         self.assertEqual(self.digest(output), before)
 
 

@@ -139,8 +139,9 @@ TEST(test_lengths)
     expect_output("max_duration: 3ep: data.mix has only one epoch: it ends when the first source "
                   "reaches its max_repetition");
     expect_status(train_mix(1, once, "long", "--max_duration=227"), 1);
-    expect_output("data.mix: source 'code': 32 tokens are missing: the run takes 17440 of it (30 % "
-                  "of 58112), and it has 17408 "
+    expect_output("data.mix: source 'code': 32 tokens are missing: the run takes 17440 tokens of "
+                  "this source (30 % "
+                  "of 58112), and the source has 17408 "
                   "left (544 sequences of 32 tokens, max_repetition 1). Raise its max_repetition "
                   "to 1.01, add paths, lower its "
                   "ratio, or end the run 58016 tokens from here (max_duration)");

@@ -235,9 +235,9 @@ TEST(test_plain_and_zeros)
             0, tensor_snapshot(x), N);
         check_same_bytes("moments without expansion", stored, expected, tensor_bytes(m));
         if (!on_cpu())
-            DIES("is a moment's; only adamw reads and writes it", quantize(m, x));
+            DIES("is a format of moments, which only adamw reads and writes", quantize(m, x));
         m.format.bf16_scale = false;
-        DIES("with a byte per group", adamw(x, m, m, x, (AdamW){ 0 }, 0));
+        DIES("with one byte of scale per group", adamw(x, m, m, x, (AdamW){ 0 }, 0));
         for (int expand = 0; expand < 2; expand++) {
             const double *back =
                 through_moment(make_moment(d, N, expand), make_filled(F, 1, N, 0, 0, 0), &stored);

@@ -397,7 +397,7 @@ TEST(test_errors)
     DIES("matmul_dw: dw is e4m3", matmul_dw(c8, b, a));
     DIES("matmul: no GEMM of e4m3 and f32", matmul(b, fp8, c, NONE));
     const Tensor square = make(F, 16, 16), e5 = make((Format){ E5M2, 0 }, 8, 24);
-    DIES("matmul: the result is an operand", matmul(a, a, square, NONE));
+    DIES("matmul: the result has the memory of an operand", matmul(a, a, square, NONE));
     odd = c8, odd.data_t = NULL;
     DIES("matmul_dx: w is e4m3 without the transposed copy", matmul_dx(a, e5, odd, false));
     DIES("norm_forward: y is (8, 24)",

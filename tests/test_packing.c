@@ -458,10 +458,11 @@ TEST(test_wrong_metadata)
         { "0,3\n\n", ":2: found ''", "expected START,END" },
         { "0,3\n3,99999999999999999999\n", ":2: found '3,99999999999999999999'",
           "expected START,END" },
-        { "0,3\n2,6\n", ":2: found a document of tokens 2 to 6, expected one within 3 to 24",
+        { "0,3\n2,6\n", ":2: found a document of tokens 2 to 6, expected a document within 3 to 24",
           "after the previous row" },
         { "0,3\n5,4\n", ":2: found a document of tokens 5 to 4", "--data.document_boundaries=eos" },
-        { "0,3\n3,25\n", ":2: found a document of tokens 3 to 25, expected one within 3 to 24",
+        { "0,3\n3,25\n",
+          ":2: found a document of tokens 3 to 25, expected a document within 3 to 24",
           "wrong0.npy" },
         { "", "wrong0.npy name no document", "--data.document_boundaries=eos" },
     };
@@ -507,7 +508,7 @@ TEST(test_wrong_metadata)
     unlink(rows);
     assert_int_equal(mkdir(rows, 0777), 0);
     errno = EIO; /* from an earlier call */
-    DIES("it is no file", open_data(&spec));
+    DIES("it is not a regular file", open_data(&spec));
     free(file[0]);
     free(rows);
 }

@@ -87,7 +87,7 @@ class PrepareEvalTest(unittest.TestCase):
             file.write("mine")
         asked = ["--tokenizer", self.tokenizer(), "--output", self.top]
         nowhere = os.path.join(self.top, "none", "q.jsonl")
-        cases = [(["--train", kept], None, "kept is there already"),
+        cases = [(["--train", kept], None, "kept exists already"),
                  (["--train", nowhere], None, f"error: {nowhere}: No such file or directory; expected "),
                  ([*asked[:3], kept, "--train", nowhere], None, f"error: {kept}: File exists; expected "),
                  ([*asked, "--package", "nope.whl"], None, "error: nope.whl: no such file or folder; --package takes"),

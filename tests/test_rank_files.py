@@ -90,7 +90,7 @@ class RankFiles(unittest.TestCase):
         said = [line for line in done.stderr.splitlines() if line.startswith("error")]
         self.assertNotEqual(done.returncode, 0, done.stdout)
         self.assertEqual(len(said), 1, done.stderr)
-        self.assertRegex(said[0], f"the ranks have different {what}.*: rank 1 on .* has others than rank 0 on ")
+        self.assertRegex(said[0], f"the ranks have different {what}.*: those of rank 1 on .* differ from those of rank 0 on ")
         self.assertNotIn("\nstep 1/", done.stdout)
 
     def accepted(self, *arguments):

@@ -259,7 +259,7 @@ TEST(test_errors)
          rope_forward(qkv, qkv, stats.data, qkv, NO_PRODUCT, k, k, a, FROM_SAVED));
     DIES("dknorm is (1, 128); expected (1, 64)",
          rope_backward(qkv, head, k, qkv, qkv, stats.data, head, head, a));
-    DIES("both have a norm",
+    DIES("only one of q and k has a norm",
          rope_forward(qkv, qkv, stats.data, qkv, NO_PRODUCT, q, NONE, a, FROM_SAVED));
     a.K = 3;
     DIES("3 key/value heads",

@@ -220,7 +220,8 @@ void backend_attention_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, co
     check_documents(OPERATION, a, docs);
     CHECK_TENSOR(dy, y.rows, y.cols);
     CHECK_TENSOR(dqkv, qkv.rows, qkv.cols);
-    CHECK(dqkv.data != qkv.data && dqkv.data != dy.data, "attention_backward: dqkv is an input");
+    CHECK(dqkv.data != qkv.data && dqkv.data != dy.data,
+          "attention_backward: dqkv has the memory of an input");
     const float *input = tensor_values(qkv, 0), *out = tensor_values(y, 1),
                 *gradient = tensor_values(dy, 2);
     float *output = tensor_result(dqkv, 3);

@@ -3,8 +3,9 @@
 
 #include "kernels/cpu/cpu.h"
 
-/* Stores at element `at` of x the sum of `count` copies of n consecutive elements of y, in the
- * order of the ranks. The copies of consecutive ranks are `stride` elements apart in y. */
+/* `count` ranks have a copy of one head. y has n gradients of each copy: those of the first copy
+ * begin at element `first`, those of each next copy `stride` elements later. Adds the copies in the
+ * order of the ranks, and stores the n sums at element `at` of x. */
 static void sum_copies(Tensor x, size_t at, Tensor y, size_t first, size_t stride, int count,
                        size_t n)
 {

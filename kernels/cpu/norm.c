@@ -97,7 +97,8 @@ void backend_norm_backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor 
     CHECK_OPTIONAL(w, 1, C);
     CHECK_OPTIONAL(dw, 1, C);
     CHECK_PLAIN(dw);
-    CHECK(!accumulate || dx.data != dy.data, "norm_backward: dx accumulates into dy");
+    CHECK(!accumulate || dx.data != dy.data,
+          "norm_backward: dx accumulates, so it must not have the memory of dy");
     CHECK(!amax || !format_is_fp8(dx.format),
           "norm_backward: amax is not NULL, but dx is %s; expected f32 or bf16",
           format_name(dx.format));

@@ -72,14 +72,16 @@ static void update(const char *op, Tensor w, Tensor m, Tensor v, Tensor grad, Ad
 static void check_moment(const char *name, Tensor t, int n)
 {
     check_tensor("adamw", name, t, 1, n);
-    CHECK(!format_is_dynamic8(t.format), "adamw: %s is %s; that is a moment of adamw8bit", name,
+    CHECK(!format_is_dynamic8(t.format),
+          "adamw: %s is %s; only adamw8bit has moments in this format", name,
           format_name(t.format));
     CHECK(!format_is_fp8(t.format) || (t.format.group && BLOCK % t.format.group == 0),
           "adamw: %s is %s; FP8 moments have groups whose size divides %d", name,
           format_name(t.format), BLOCK);
     CHECK(!format_has_byte_scales(t.format),
-          "adamw: %s is %s with a byte per group; moments have more (format_of_moment)", name,
-          format_name(t.format));
+          "adamw: %s is %s with one byte of scale per group; moments need larger scales "
+          "(format_of_moment)",
+          name, format_name(t.format));
 }
 
 void backend_adamw(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint64_t first)

@@ -38,7 +38,7 @@ void backend_gelu_backward(Tensor dx, Tensor dy, Tensor x)
 
 static void check_row(int at, Tensor y)
 {
-    CHECK(at < y.rows, "row %d of the stream, which has %d", at, y.rows);
+    CHECK(at < y.rows, "row %d of the stream, which has %d rows", at, y.rows);
 }
 
 void backend_place_rows(Tensor y, const int *at, Tensor x)

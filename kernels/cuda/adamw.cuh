@@ -58,8 +58,9 @@ __device__ static inline void update(float &w, float &m, float &v, float grad, c
 /* Computes bf16_round_stochastic of x[0..7], the elements from number i on; i is a multiple of 4.
  * Returns two BF16 per word. A dot product of 16-bit halves with bytes, one of which is 1, adds 16
  * random bits in one instruction. A byte permutation picks two upper halves. The sum is right for
- * infinities too, but may turn NaN into a number. So any_nan, a running sum of products, shows
- * whether some factor is NaN. Rarely any_nan is NaN although no factor is. */
+ * infinities too, but may turn NaN into a number. So any_nan, a running sum of products of the
+ * elements, shows whether some element is NaN. In rare cases any_nan is NaN although no element is
+ * NaN; this costs only time. */
 __device__ static inline uint4 round_pack(const float (&x)[8], uint64_t sequence, uint64_t i)
 {
     const uint64_t bits[2] = { random_bits_of(sequence, i / 4),
@@ -104,8 +105,8 @@ __device__ static inline uint64_t number_of(uint64_t first, unsigned at, const N
 static inline void check_numbers(const char *op, uint64_t first, const Numbering &p)
 {
     CHECK(first % 4 == 0 && p.width % 8 == 0 && p.start % 8 == 0 && p.skip % 4 == 0,
-          "%s: first is %llu, parts of rows %u wide from %u on; four elements share random bits, "
-          "and eight have one row",
+          "%s: first is %llu, parts of rows are %u wide from %u on; expected multiples of 4 and of "
+          "8, because four elements share random bits and eight are in one row",
           op, (unsigned long long)first, p.width, p.start);
 }
 

@@ -352,7 +352,7 @@ void backend_adamw8bit(Tensor w, Tensor m, Tensor v, Tensor grad, AdamW a, uint6
     check_moment("v", v, UDYNAMIC8, w.cols);
     check_numbers(OPERATION, first, a.numbering);
     CHECK(is_aligned(w, 8) && is_aligned(m, 8) && is_aligned(v, 8) && is_aligned(grad, 8),
-          "adamw8bit: w, m, v and grad begin at multiples of 16 bytes");
+          "adamw8bit: expected w, m, v and grad aligned to 16 bytes");
     if (w.cols == 0)
         return;
     const Moments t = { { (uint8_t *)m.data, (uint8_t *)v.data },

@@ -1,6 +1,6 @@
 /* AdamW with FP8 moments in groups of 128 [COAT sec. 4]: decode, update and encode in registers, in
- * one pass. One or both moments are in FP8. If one is, the other is in F32 or BF16: FP8-LM has m in
- * FP8 and v in 16 bits [Peng et al. 2023, arXiv 2310.18313].
+ * one pass. One or both moments are in FP8. If only one moment is in FP8, the other is in F32 or
+ * BF16: FP8-LM has m in FP8 and v in 16 bits [Peng et al. 2023, arXiv 2310.18313].
  *
  * Eight threads share a group, with sixteen elements each. Shuffles compute the maximum and minimum
  * of the new moments. Bytes per element with BF16 weights and gradients: 2 + 2 + 2, four for codes,
@@ -49,8 +49,8 @@ __device__ static inline void update_two(float *w, float *m, float *v, float g0,
     w[1] = __fmaf_rn(-s.rate, m[1] * (a * r), s.keep * w[1]);
 }
 
-/* n: number of elements, a multiple of GROUP. Threads after the end recompute the last group,
- * because all threads must call the shuffles, and store nothing. */
+/* n: number of elements, a multiple of GROUP. Threads after the end store nothing. They recompute
+ * the last group, because all threads must call the shuffles. */
 template <class FM, class FV, typename TW, typename TG>
 __global__ __launch_bounds__(THREADS, 3) void adamw_fp8_kernel(TW *w, Moment m, Moment v,
                                                                const TG *grad, unsigned n,
@@ -92,12 +92,13 @@ static Moment moment(const char *name, Tensor t, int n, float beta)
     check_tensor("adamw", name, t, 1, n);
     if (format_is_dynamic8(t.format) || (format_is_fp8(t.format) && t.format.group != GROUP) ||
         n % GROUP)
-        die("adamw: %s is %s of %d elements; the CUDA back end has FP8 moments in whole groups of "
-            "%d, with dense ones or FP8",
+        die("adamw: %s is %s of %d elements; the CUDA back end needs FP8 moments in whole groups "
+            "of %d elements; the other moment may be FP8, F32 or BF16",
             name, format_name(t.format), n, (int)GROUP);
     CHECK(!format_has_byte_scales(t.format),
-          "adamw: %s is %s with a byte per group; moments have more (format_of_moment)", name,
-          format_name(t.format));
+          "adamw: %s is %s with one byte of scale per group; moments need larger scales "
+          "(format_of_moment)",
+          name, format_name(t.format));
     return { (uint8_t *)t.data, t.scale, t.format.expand ? log2f(beta) : beta };
 }
 

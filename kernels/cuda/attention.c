@@ -79,7 +79,7 @@ void backend_attention_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, co
     CHECK_TENSOR(dqkv, qkv.rows, qkv.cols);
     CHECK_TENSOR(dy, y.rows, y.cols);
     CHECK(dqkv.data != qkv.data,
-          "attention_backward: dqkv is the memory of qkv, which is still read");
+          "attention_backward: dqkv has the memory of qkv, which is still read");
     if (!format_equal(dqkv.format, qkv.format) || !format_equal(dy.format, y.format))
         die("attention_backward: qkv is %s and dqkv %s, y is %s and dy %s; each pair must have one "
             "format",

@@ -14,7 +14,8 @@ typedef struct {
 
 /* Documents divided into blocks of `size` tokens; long documents come first. */
 typedef struct {
-    int count, split; /* split: blocks of documents with several blocks; these come first */
+    int count, split; /* split: number of blocks in documents with several blocks; these blocks come
+                       * first */
     /* (count), device memory: the document of each block; NULL: each document is a sequence */
     const Packed *table;
 } Blocks;

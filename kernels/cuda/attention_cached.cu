@@ -9,8 +9,8 @@
  * from the L2 cache.
  *
  * A warp takes KEYS keys at a time; a lane holds elements lane, lane + 32, ... of the head. The
- * kernel reads keys and values once per query head of their group. The first read is from
- * memory. */
+ * kernel reads keys and values once per query head of their group. Only the first of these reads is
+ * from memory. */
 #include "kernels/cuda/cuda.h"
 
 static constexpr int KEYS = 8, WARPS = 4, THREADS = 32 * WARPS;

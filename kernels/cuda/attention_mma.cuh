@@ -374,8 +374,8 @@ __device__ inline void take_turn(const Backward &w, Item &i, Tile t)
         turn_wait(w.turn + turn.slot, turn.before);
 }
 
-/* Replaces s = k q^T by p, the operand of dv, and passes p to the other warp of the pair. lse is
- * that of the tile's queries. */
+/* Replaces s = k q^T by p, the operand of dv, and passes p to the other warp of the pair. lse: lse
+ * of the tile's queries. */
 template <int M, int N>
 __device__ inline void weigh_keys(float (&s)[M][N][4], float4 *exchange, const float *lse,
                                   float scale_log2)

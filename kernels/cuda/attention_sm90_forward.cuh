@@ -19,7 +19,7 @@
  * the first tile, so top is finite after this tile. No score exceeds |q| times the largest |k|
  * (Cauchy-Schwarz). Once this bound exceeds top by at most ROOM, the kernel no longer computes the
  * maxima of tiles. Weights are BF16 and sums are F32; both formats have the same relative precision
- * at 2^ROOM as at 1. The largest |k| is that of the blocks before the item's own block, so later
+ * at 2^ROOM as at 1. The largest |k| is taken over the blocks before the item's own block, so later
  * keys have no influence. NOTE: a warp decides for its 16 queries together, including rows after
  * the end of a document. So the last bits of a query's result may depend on neighbouring
  * queries. */

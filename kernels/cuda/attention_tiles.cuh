@@ -1,6 +1,6 @@
 /* Definitions that the kernels of attention on compute capability 9.0 share, and the small kernels
  * before and after the two main kernels. attention_sm90_forward.cuh has the main kernel of forward,
- * attention_sm90.cuh that of backward. attention_sm90.cu launches all kernels.
+ * attention_sm90.cuh has the main kernel of backward. attention_sm90.cu launches all kernels.
  *
  * A document is divided into blocks of 128 keys. Forward divides the document into blocks of 128
  * queries, and backward divides it into tiles of QUERIES queries. Backward accumulates tiles of dq
@@ -187,9 +187,9 @@ static constexpr int SIDE_THREADS = 256;
 
 /* ---- before forward: the norms of keys ------------------------------------------------------- */
 
-/* norm (K, blocks): the largest |k| of each head and block. A thread block computes one of them,
- * with 16 lanes per token. k points to the first token of the first head, in rows of `width`
- * elements. */
+/* norm (K, blocks): the largest |k| of each head and block. A thread block computes one of these
+ * numbers, with 16 lanes per token. k points to the first token of the first head, in rows of
+ * `width` elements. */
 __global__ void __launch_bounds__(SIDE_THREADS)
     key_norm_kernel(float *norm, const Work w, const bf16 *k, int64_t width)
 {

@@ -68,7 +68,7 @@ static Group *find_group(Ranks g)
     Group *x = groups;
     while (x < groups + NUM_GROUPS && x->ranks != g)
         x++;
-    CHECK(x < groups + NUM_GROUPS, "the dimensions %#x of the mesh are no group of collectives.c",
+    CHECK(x < groups + NUM_GROUPS, "collectives.c has no group for the dimensions %#x of the mesh",
           g);
     return x;
 }
@@ -408,7 +408,9 @@ void backend_comm_all_gather(void *whole, const void *part, size_t bytes, Ranks 
     comm_count(SENT_GATHERS, bytes, g);
     const Group *group = find_group(g);
     CHECK(comm_group_size(g) == 1 || group->gathers,
-          "no all-gathers over the dimensions %#x of the mesh, or not after comm_init", g);
+          "no communicator for all-gathers over the dimensions %#x of the mesh: comm_init comes "
+          "first, and collectives.c lists the groups",
+          g);
     if (comm_group_size(g) > 1)
         NCCL_CHECK(ncclAllGather(part, whole, bytes, ncclUint8, group->gathers, device_stream()));
     else if (whole != part)

@@ -27,7 +27,7 @@ static struct {
     struct cudaDeviceProp prop;
     int number;
     char address[32];
-    cudaStream_t queue[NUM_QUEUES], stream; /* stream: that of the current queue */
+    cudaStream_t queue[NUM_QUEUES], stream; /* stream: the stream of the current queue */
     Queue current;
     bool merged;
     struct {
@@ -106,8 +106,8 @@ static void check_capability(void)
             dev.number, dev.prop.name, dev.prop.major, dev.prop.minor);
     if (!image_found())
         die("GPU %d (%s) has compute capability %d.%d; this program was built for other GPUs: "
-            "ARCH=\"%s\". Build it with "
-            "make BACKEND=cuda ARCH=%d%s, or with several in ARCH=\"...\" for several kinds of GPU",
+            "ARCH=\"%s\". Build with make BACKEND=cuda ARCH=%d%s. For several kinds of GPU, list "
+            "all: ARCH=\"89 90a\"",
             dev.number, dev.prop.name, dev.prop.major, dev.prop.minor, image_architectures(), has,
             has == 90 ? "a" : "");
 }

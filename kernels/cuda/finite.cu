@@ -4,8 +4,9 @@
 enum { THREADS = 256, BLOCKS_PER_SM = 8 };
 
 /* Sets *found to 1 if the bits of a number include all bits of `special`, or exceed `last`. To find
- * numbers below zero, `last` is the sign bit, the bits of -0: their bits exceed it. Threads read
- * sixteen bytes at a time, except before the first and after the last aligned sixteen bytes. */
+ * numbers below zero, `last` is the sign bit alone, the bits of -0, because the bits of all numbers
+ * below zero are larger. Threads read sixteen bytes at a time, except before the first and after
+ * the last aligned sixteen bytes. */
 template <typename U>
 __global__ __launch_bounds__(THREADS) void bits_kernel(int *found, const U *x, size_t n, U special,
                                                        U last)

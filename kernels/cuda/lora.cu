@@ -89,8 +89,8 @@ __global__ __launch_bounds__(THREADS) void widen_kernel(AnyOut y, Elements xa, E
     store(y, at, add.data ? sum + add[at] : sum);
 }
 
-/* Each thread computes one number of dm, in projection blockIdx.y. before: the sum so far, or NULL
- * data. */
+/* Each thread computes one number of dm, in projection blockIdx.y. before: the sum so far; data
+ * NULL: there is no sum yet. */
 __global__ __launch_bounds__(THREADS) void dw_kernel(AnyOut dw, Elements before,
                                                      LoraProjections projections, Elements xa,
                                                      Elements x, const float *x_scale, int N, int C)

@@ -89,8 +89,8 @@ bool swiglu_save_added(AmaxProbe probe, Tensor act, Tensor gate_up, Tensor wide,
                        LoraProduct product, bool exact);
 void swiglu_codes_added(Tensor act, AmaxProbe probe, Tensor wide, LoraProduct product);
 
-/* swiglu_lora_backward.cu: swiglu_backward with an adapter's product. Returns false as the
- * functions above do. */
+/* swiglu_lora_backward.cu: swiglu_backward with an adapter's product. Returns false in the same
+ * cases as the functions above. */
 bool swiglu_backward_added(Tensor dgate_up, Tensor act, Tensor dact, LoraProduct product,
                            Tensor gate_up);
 

@@ -73,7 +73,7 @@ struct InPlace {
 };
 
 /* Codes writes FP8 codes with the scale of `amax`. Rows of `width` codes are whole packs, even if
- * rows of the logits are not. Codes after the logits' last pack are 0. */
+ * rows of the logits are not. Codes after the last pack of the logits are 0. */
 struct Codes {
     uint8_t *codes;
     float *scale, amax, inverse;

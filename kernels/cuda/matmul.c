@@ -17,14 +17,14 @@
  * aligned, or the call fails although the heuristic accepted it. k must be a multiple of 16, and m
  * a multiple of 8. All this is measured on compute capability 9.0. According to the documentation
  * of cublasLtMatmul (CUDA 13), this layout is the only one on 8.9, 9.0 and 12.x, and one of several
- * on 10.x. All of these support E4M3 x E4M3 and E4M3 x E5M2, in either order, into BF16 or F32.
- * Only 8.9 and 9.0 have short accumulators; elsewhere this option has no effect. NOTE: the epilogue
- * adds a bias to the sum in F32, before the sum is rounded. A bias has D's format. For FP8 operands
- * with an F32 output, cuBLASLt supports biases only in BF16. In this case D is filled with the
- * bias, and the product is added to it. NOTE: if C is in BF16 and has the memory of D, cuBLASLt
- * rounds the product to BF16, adds C, and rounds the sum. Otherwise it rounds only the sum
- * (measured with 13.1 on compute capability 9.0, FP8 and BF16 operands, 2 to 32,768 rows: 29 % of
- * the sums differ if both terms have the same size).
+ * on 10.x. All of these GPUs support E4M3 x E4M3 and E4M3 x E5M2, in either order, into BF16 or
+ * F32. Only 8.9 and 9.0 have short accumulators; elsewhere this option has no effect. NOTE: the
+ * epilogue adds a bias to the sum in F32, before the sum is rounded. A bias has D's format. For FP8
+ * operands with an F32 output, cuBLASLt supports biases only in BF16. In this case D is first
+ * filled with the bias, and the GEMM adds the product to D. NOTE: if C is in BF16 and has the
+ * memory of D, cuBLASLt rounds the product to BF16, adds C, and rounds the sum. Otherwise it rounds
+ * only the sum (measured with 13.1 on compute capability 9.0, FP8 and BF16 operands, 2 to 32,768
+ * rows: 29 % of the sums differ if both terms have the same size).
  *
  * Choice of algorithm. The heuristic's first suggestion is up to 20 % slower than the best of the
  * first eight. So for large GEMMs these eight are timed once, on the real operands. Times are not
@@ -383,7 +383,7 @@ static void choice_key(char key[256], const Shape *s)
 }
 
 /* Chooses the algorithm. Trials write into d, and they accumulate even if d is empty. If d holds a
- * sum, the sum is saved meanwhile in host memory, which is not short. */
+ * sum, the sum is saved meanwhile in host memory, because device memory may be short. */
 static void tune(Gemm *g, const Operands *o)
 {
     const size_t bytes = output_bytes(&g->shape);

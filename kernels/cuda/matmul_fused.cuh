@@ -5,11 +5,12 @@
  * A tile is 128 tokens by 256 rows of weights. Two thread blocks form a cluster and have tiles of
  * the same weights at the same time. Each block loads its own tokens, and half of the weights for
  * both blocks. Two of a block's three warpgroups have 64 tokens each, with all sums of a tile in
- * registers. The third warpgroup moves data. When its sums are complete, a thread holds them in
- * BF16. The thread computes and stores the results while products of the next tile run.
+ * registers. The third warpgroup moves data. When a thread's sums of a tile are complete, the
+ * thread keeps them in BF16, and computes and stores the results while products of the next tile
+ * run.
  *
- * wgmma defines which sums a thread has. Maps of five dimensions load rows of operands in a
- * permuted order, so that the sums of a thread are neighbours.
+ * wgmma defines which sums a thread has. TMA tensor maps of five dimensions load rows of operands
+ * in a permuted order, so that the sums of a thread are neighbours.
  *
  * Sums use short accumulators, and add 32 terms at a time, in their order, as cuBLASLt does.
  *
@@ -44,7 +45,7 @@ struct FusedJob {
     const float *scale_x, *scale_w;
 };
 
-/* Maps of tokens and weights, and of the results that TMA writes. */
+/* Tensor maps of tokens and weights, and of the results that TMA writes. */
 struct FusedMaps {
     CUtensorMap x, w, out[2];
 };
@@ -283,10 +284,11 @@ struct RowOrder {
     int rows, count[3], step[3];
 };
 
-/* Makes a map of the rows of a matrix of bytes, with boxes of `width` bytes by box_rows rows.
- * Coordinates are in bytes and in units of order.rows rows. NOTE: cuTensorMapEncodeTiled's
- * documentation shows only increasing strides. Drivers accept other strides too. If a driver does
- * not, the two operations run separately. */
+/* Makes a TMA tensor map of the rows of a matrix of bytes, with boxes of `width` bytes by box_rows
+ * rows. The first coordinate counts bytes; the last one counts blocks of order.rows rows. NOTE:
+ * cuTensorMapEncodeTiled's documentation shows only increasing strides, but drivers accept other
+ * strides too. Returns false if a driver does not: the caller then runs the GEMM and the operation
+ * after the GEMM separately. */
 inline bool fused_map(CUtensorMap *map, void *data, int rows, int cols, RowOrder order,
                       int box_rows, int width)
 {

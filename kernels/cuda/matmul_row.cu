@@ -2,9 +2,9 @@
  * memory bandwidth limits the speed.
  *
  * The kernel reads 2 bytes per element of w. A warp has two rows of w, with eight loads of 16 bytes
- * per lane in flight. The warp reads x from L1; these are half as many bytes as those of w.
- * Rounding: sums are in F32, in one order, and are rounded once, after add. cuBLASLt rounds twice
- * here (matmul.c). */
+ * per lane in flight. The warp reads x from L1, half as many bytes as it reads of w. Rounding: sums
+ * are in F32, in one order, and are rounded once, after add. cuBLASLt rounds twice here
+ * (matmul.c). */
 #include "kernels/cuda/vector.cuh"
 
 /* STEP: number of elements that a warp loads at once */

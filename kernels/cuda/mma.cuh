@@ -172,8 +172,8 @@ struct Along {
     }
 };
 
-/* An operand by columns. In F32 the sum has another order, that of Weights: lane l has rows 2(l%4)
- * and 2(l%4) + 1. */
+/* An operand by columns. In F32 the sum has another order, the order of Weights: lane l has rows
+ * 2(l%4) and 2(l%4) + 1. */
 template <typename T, int ROW, bool B>
 struct Down {
     uint32_t at;

@@ -7,8 +7,8 @@ struct MomentumStep {
     bool nesterov;
 };
 
-/* n: number of elements, a multiple of GROUP. Threads after the end recompute the last group,
- * because all threads must call the shuffles, and store nothing. */
+/* n: number of elements, a multiple of GROUP. Threads after the end store nothing. They recompute
+ * the last group, because all threads must call the shuffles. */
 template <class F, typename TG>
 __global__ __launch_bounds__(THREADS) void momentum_kernel(bf16 *u, Moment m, const TG *grad,
                                                            unsigned n, MomentumStep s)
@@ -46,7 +46,7 @@ void backend_muon_momentum(Tensor u, Tensor m, Tensor grad, float momentum, bool
     const unsigned blocks = (unsigned)ceil_div(n, GROUP / LANES * THREADS);
     check_muon_momentum(u, m, grad);
     if ((format_is_fp8(m.format) && m.format.group != GROUP) || n % GROUP)
-        die("muon_momentum: m is %s of %d elements; the CUDA back end has whole groups of %d",
+        die("muon_momentum: m is %s of %d elements; the CUDA back end needs whole groups of %d",
             format_name(m.format), n, (int)GROUP);
     if (n == 0)
         return;

@@ -94,7 +94,7 @@ void backend_norm_forward(Tensor y, Tensor x, float *stats, Tensor stream, Tenso
     AnyOut stored = any_out(x);
     if (x.data == stream.data) {
         CHECK(format_equal(x.format, stream.format),
-              "norm_forward: x and stream share memory, not their format");
+              "norm_forward: x and stream share memory but have different formats");
         stored.data = NULL;
     }
     if (!residual.data)

@@ -125,7 +125,8 @@ __global__ __launch_bounds__(MAX_THREADS) void norm_backward_kernel(TDX *dx, flo
 #pragma unroll
         for (int j = 0; j < MAX_PACKS; j++)
             store_pack(partial + (size_t)blockIdx.x * C + column(j), dw[j], C - column(j));
-    if (MEASURED && amax) /* rounding is monotonic, so m rounded is the maximum as stored */
+    if (MEASURED && amax) /* rounding is monotonic, so m, rounded, is the maximum of the stored
+                           * values */
         raise_amax(amax, to_float(from_float<TDX>(m)), shared);
 }
 
@@ -174,7 +175,8 @@ void backend_norm_backward(Tensor dx, float *amax, Tensor dw, Tensor dy, Tensor 
     CHECK_TENSOR(dx, N, C);
     CHECK_DENSE_OPTIONAL(w, 1, C);
     CHECK_DENSE_OPTIONAL(dw, 1, C);
-    CHECK(!accumulate || dx.data != dy.data, "norm_backward: dx accumulates into dy");
+    CHECK(!accumulate || dx.data != dy.data,
+          "norm_backward: dx accumulates, so it must not have the memory of dy");
     if (!format_is_fp8(dx.format)) {
         if (amax)
             backend_device_zero(amax, sizeof *amax);

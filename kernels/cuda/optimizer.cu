@@ -1,7 +1,6 @@
-/* AdamW in one pass. A thread reads eight elements of w, m, v and the gradient, and writes w, m and
- * v; if w is F32, it has four elements.
+/* AdamW in one pass. A thread updates eight elements, or four if w is F32.
  *
- * Bytes per element: twice those of w, m and v, and once those of the gradient. That is 14 with
+ * Bytes per element: w, m and v are read and written, the gradient is read. That is 14 bytes with
  * everything in BF16, 22 with F32 moments and BF16 weights and gradients, and 26 with F32 weights
  * too. */
 #include "kernels/cuda/adamw.cuh"

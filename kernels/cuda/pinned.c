@@ -103,8 +103,8 @@ void *device_host_alloc(size_t bytes, const char *what)
     char *p = pin(whole);
     if (!p && what)
         die("the system does not pin %.2f GiB of host memory for %s. ulimit -l, the container or "
-            "its memory limit may forbid it; "
-            "offload.activations=never and the other keys of offload.* keep all on the GPU",
+            "the container's memory limit may forbid it. offload.activations=never, and likewise "
+            "the other keys of offload, keep this memory on the GPU",
             (double)bytes / (1 << 30), what);
     if (!p)
         return xcalloc(bytes ? bytes : 1, 1);

@@ -187,7 +187,8 @@ __global__ void amax_any_kernel(float *partial, AnyTensor x, size_t n)
         partial[blockIdx.x] = amax;
 }
 
-/* scale_amax: that of the tensor, or NULL. headroom: 0 if the scale is not reused. */
+/* scale_amax: the tensor's scale_amax; NULL: it has none. headroom: 0 if the scale is not
+ * reused. */
 __global__ __launch_bounds__(AMAX_BLOCKS) void scale_kernel(float *scale, float *scale_amax,
                                                             float headroom, const float *partial,
                                                             int n, DType d)
@@ -403,7 +404,8 @@ static void check_format(const char *op, Tensor t)
         die("%s: the CUDA back end has no conversion of %s; only adamw8bit reads and writes it", op,
             format_name(t.format));
     CHECK(!format_is_fp8(t.format) || !t.format.group || format_has_byte_scales(t.format),
-          "%s: %s is a moment's; only adamw reads and writes it", op, format_name(t.format));
+          "%s: %s is a format of moments, which only adamw reads and writes", op,
+          format_name(t.format));
 }
 
 /* Sets the scale of y from n maxima. */

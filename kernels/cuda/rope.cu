@@ -82,8 +82,8 @@ __global__ __launch_bounds__(MAX_THREADS) void rotate_kernel(AnyOut y, const T *
 
 /* ---- with norm: H + K <= EACH * a.parallel, so that a block holds q and k -------------------- */
 
-/* `passing` is the number of elements of v to copy: K D, or 0 if v stays in place. v is no larger
- * than q, so EACH packs per thread are enough. */
+/* passing: number of elements of v to copy, K D; 0: v stays in place. v is no larger than q, so
+ * EACH packs per thread are enough. */
 template <bool ALIGNED, bool CLIPS, typename T, typename TW>
 __global__ __launch_bounds__(MAX_THREADS) void norm_rotate_kernel(AnyOut y, float2 *stats,
                                                                   const T *x, const TW *q_weight,
@@ -353,7 +353,7 @@ static void rotate_values(Tensor y, float *stats, Tensor x, Tensor qnorm, Tensor
     check_dense("rope_forward", "y", y, x.rows, x.cols);
     const bool norm = qnorm.data, in_place = y.data == x.data, values = !in_place || a.clip > 0;
     CHECK(!in_place || format_equal(y.format, x.format),
-          "rope_forward: x and y share memory, not their format");
+          "rope_forward: x and y share memory but have different formats");
     if (x.rows == 0)
         return;
     const int rotated = a.H + a.K, count = rotated + (values ? a.K : 0);
@@ -456,7 +456,7 @@ void backend_rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, T
     const bool in_place = dx.data == dy.data, clips = a.clip > 0;
     const int rotated = a.H + a.K, count = rotated + (!in_place || clips ? a.K : 0);
     CHECK(!in_place || format_equal(dx.format, dy.format),
-          "rope_backward: dx and dy share memory, not their format");
+          "rope_backward: dx and dy share memory but have different formats");
     if (clips || qnorm.data)
         CHECK_DENSE(x, dy.rows, dy.cols);
     if (dy.rows == 0)

@@ -11,7 +11,7 @@
 
 enum { PACKS = 4, MAX_THREADS = 512 };
 
-/* stored.data is NULL if gate_up is the memory of wide. */
+/* stored.data NULL: gate_up is the memory of wide, so gate and up are not stored again. */
 template <typename T>
 __global__ __launch_bounds__(MAX_THREADS) void swiglu_forward_kernel(AnyOut act, AnyOut stored,
                                                                      const T *wide, int F)
@@ -68,7 +68,8 @@ void backend_swiglu_forward(Tensor act, Tensor gate_up, Tensor wide, LoraProduct
     AnyOut stored = any_out(gate_up);
     if (gate_up.data == wide.data) {
         CHECK(format_equal(gate_up.format, wide.format),
-              "swiglu_forward: gate_up is %s, wide in the same memory %s",
+              "swiglu_forward: gate_up is %s, and wide, in the same memory, is %s; expected the "
+              "same format",
               format_name(gate_up.format), format_name(wide.format));
         stored.data = NULL;
     }
@@ -139,9 +140,9 @@ void backend_swiglu_backward(Tensor dgate_up, Tensor act, Tensor dact, LoraProdu
     CHECK_DENSE(dgate_up, N, 2 * F);
     CHECK_DENSE_OPTIONAL(act, N, F);
     CHECK(dgate_up.data != gate_up.data || format_equal(dgate_up.format, gate_up.format),
-          "swiglu_backward: dgate_up and gate_up share memory, not their format");
+          "swiglu_backward: dgate_up and gate_up share memory but have different formats");
     CHECK(act.data != dact.data || format_equal(act.format, dact.format),
-          "swiglu_backward: act and dact share memory, not their format");
+          "swiglu_backward: act and dact share memory but have different formats");
     if (N == 0)
         return;
     check_aligned(OPERATION, F, dgate_up, act, dact, gate_up);

@@ -15,7 +15,7 @@ struct ActOut {
 };
 
 /* Saved values of a thread's tokens n and n + 8 in both strips. Beyond the last row or the last
- * columns, they are those of the last row or the last columns. */
+ * columns, the values of the last row or the last columns are loaded again. */
 template <class Reader>
 struct Saved {
     typename Reader::Raw gate[2][2], up[2][2];

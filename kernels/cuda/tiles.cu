@@ -10,9 +10,9 @@ bool knows_group(int group, bool moment)
 }
 
 /* NOTE: a half of the ring is cleared when its first maximum is taken. A caller may take two maxima
- * before it raises the first one: the last of one half and the first of the other half. If taking
- * the second cleared the whole ring, the caller would raise the first after this, and it would not
- * be 0 at its next use. */
+ * before it raises the first one: the last of one half and the first of the other half. So taking
+ * the second maximum must not clear the half of the first: the caller raises the first maximum
+ * afterwards, and then this maximum would not be 0 at its next use. */
 float *amax_new(void)
 {
     static int next;

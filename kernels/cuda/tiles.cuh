@@ -89,7 +89,7 @@ struct TileOut {
     const float *amax;
     DType dtype;
     int rows, cols;
-    float *noted; /* is set to *amax unless it is NULL */
+    float *noted; /* *noted is set to *amax; NULL: *amax is not copied */
     float headroom;
 };
 
@@ -131,8 +131,9 @@ __device__ inline float tile_scale(const TileOut &out, float from)
     return s;
 }
 
-/* What a pass over a y with reused scale tells the launch after it. NOTE: that launch cannot read
- * the range from y, because its first block changes the range before other blocks have begun. */
+/* What a pass over a y with reused scale tells the launch after the pass. NOTE: that launch cannot
+ * read the range from y, because its first block changes the range before other blocks have
+ * begun. */
 struct AmaxProbe {
     float *amax, *scale_amax;
 }; /* max|y|; the maximum that gave the scale before the pass */
@@ -303,7 +304,7 @@ __device__ inline void store_tile(const TileOut &out, int o, const Source &sourc
     __syncthreads();
 }
 
-/* Writes the tile from (row0, col0) on. rows and cols are those of the source, multiples of 16.
+/* Writes the tile from (row0, col0) on. rows, cols: the size of the source, multiples of 16.
  * Returns the thread's maximum of the measured outputs. NOTE: a thread outside the source reads the
  * last pack of the last rows, and stores nothing. A condition around the loads would become
  * branches, and the loads of the second pair of rows, the weights and the scale would wait for

@@ -33,7 +33,7 @@ __device__ inline float Pack<bf16>::operator[](int i) const
 }
 
 /* NOTE: needed for rows that are held during a reduction. Without this function the compiler
- * unpacks them once and keeps floats, in twice the registers. */
+ * unpacks these rows once and keeps floats, in twice the registers. */
 template <typename T, int K>
 __device__ inline void keep_packed(Pack<T> (&packs)[K])
 {
@@ -174,8 +174,8 @@ __device__ inline float round_as(AnyOut out, float x)
     return out.is_f32 ? x : to_float(from_float<bf16>(x));
 }
 
-/* Returns element i of a pack, rounded to the format of `stored`. stored.data is NULL if the pack
- * was loaded from `stored`. */
+/* Returns element i of a pack, rounded to the format of `stored`. stored.data NULL: the pack was
+ * loaded from memory in this format, so it is not rounded again. */
 template <typename T>
 __device__ inline float as_stored(AnyOut stored, const Pack<T> &pack, int i)
 {

@@ -99,8 +99,8 @@ bool autotune_find(const char *text, const char *key, void *value, size_t bytes)
 }
 
 /* NOTE: one write in append mode is atomic among processes. On file systems that break this rule,
- * checksums detect damaged lines. A line begins with a line break, so that a truncated line before
- * it does not spoil it. */
+ * checksums detect damaged lines. Each added line begins with a line break, so that it stays intact
+ * even if the line before it was truncated. */
 void autotune_add(const char *file, const char *key, const void *value, size_t bytes)
 {
     char line[LINE_BYTES];

@@ -125,8 +125,8 @@ void comm_start(int *argc, char ***argv)
     if (rank != 0)
         progress_silence();
     if (provided < MPI_THREAD_FUNNELED)
-        die("this MPI supports no threads (MPI_Init_thread provides %d); use one with "
-            "MPI_THREAD_FUNNELED, as OpenMPI has",
+        die("this MPI supports no threads (MPI_Init_thread provides %d); use an MPI with "
+            "MPI_THREAD_FUNNELED, such as OpenMPI",
             provided);
     check_launcher();
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &host);
@@ -319,8 +319,8 @@ char *comm_disagreement(const char *what, uint64_t hash)
     comm_gather(all, &own, sizeof own, RANKS_ALL);
     for (int r = 1; r < size && !found; r++)
         if (all[r].hash != all[0].hash)
-            found = xasprintf("the ranks have different %s: rank %d on %s has others than rank 0 "
-                              "on %s. Give every rank the same "
+            found = xasprintf("the ranks have different %s: those of rank %d on %s differ from "
+                              "those of rank 0 on %s. Give every rank the same "
                               "files and arguments",
                               what, r, all[r].host, all[0].host);
     free(all);

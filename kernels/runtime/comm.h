@@ -61,14 +61,15 @@ void comm_barrier(void);
 void comm_broadcast(void *data, size_t bytes, int root);
 /* x = the sum over all ranks; all ranks get the same bits */
 void comm_sum(double *x, int n);
-/* as comm_sum, over the ranks of a group, which must all call it */
+/* as comm_sum, over the ranks of a group; all of these ranks must call it */
 void comm_sum_over(double *x, int n, Ranks g);
 void comm_max(double *x, int n);
 /* all: (ranks of g) values of `bytes` bytes, in the order of ranks */
 void comm_gather(void *all, const void *own, size_t bytes, Ranks g);
 
-/* Dies unless all ranks have the same hash of `what` they have read. The message names a rank and
- * its host. Ranks with different files or settings would train on a mixture, or wait for each other
- * for ever. comm_disagreement returns the message, malloc'ed; NULL: all ranks agree. */
+/* Dies unless all ranks call it with the same hash of what they have read. The message contains
+ * `what` ("configurations") and names a rank with a different hash and its host. Ranks with
+ * different files or settings would train on a mixture, or wait for each other for ever.
+ * comm_disagreement returns the message, malloc'ed; NULL: all ranks agree. */
 void comm_agree(const char *what, uint64_t hash);
 char *comm_disagreement(const char *what, uint64_t hash);

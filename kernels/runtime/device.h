@@ -79,7 +79,7 @@ void device_free(void *p);
 void device_put(void *dst, const void *src, size_t bytes);
 /* device to host; waits for all work of the current queue */
 void device_get(void *dst, const void *src, size_t bytes);
-/* both are device or device_host_alloc memory, and must not overlap */
+/* dst and src are device memory or device_host_alloc memory, and must not overlap */
 void device_copy(void *dst, const void *src, size_t bytes);
 void device_zero(void *dst, size_t bytes);
 void device_sync(void); /* waits for all queued work of all queues */

@@ -46,7 +46,7 @@ static struct {
                          unsigned *failed);
 } nvml;
 
-/* Where two names have the same pointer, newer drivers have the second name. */
+/* If two names have the same pointer, the second is the name in newer drivers. */
 static const struct {
     const char *name;
     void *call;

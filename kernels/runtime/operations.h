@@ -37,8 +37,8 @@ typedef struct {
 } Operation;
 
 /* Queues and marks of a watch that skips all operations. These functions replace the device's
- * queues and marks. part: called when work of a unit begins, such as "forward" of unit 3; with name
- * NULL, when it ends. */
+ * queues and marks. part: called with a name when work of a unit begins, such as "forward" of unit
+ * 3, and with name NULL when this work ends. */
 typedef struct {
     void (*queue)(void *watcher, Queue q);
     DeviceMark *(*mark)(void *watcher, DeviceMark *reuse);

@@ -5,8 +5,8 @@
  *     QUEUE_COMPUTE    fills the buffer, begin   computes                  wait, fills it again
  *     QUEUE_SEND                                 sends, end
  *
- * Weights are gathered ahead into a free buffer. For these, begin has two parts: allow, after the
- * last read of the buffer, and start:
+ * Weights are gathered ahead, into a buffer that is free. For weights, begin is divided into two
+ * calls: allow after the last read of the buffer, and start when the gather is to begin:
  *
  *     QUEUE_COMPUTE    reads the buffer, allow   computes                  wait, reads it again
  *     QUEUE_GATHER                               start, gathers, end */

@@ -68,8 +68,8 @@ static const double INTERVAL = 0.25; /* seconds; mpirun ends all ranks a second 
 static const double GRACE = 2;
 /* seconds without a heartbeat of another host until rank 0 prints a warning */
 static const double SILENCE = 5;
-/* seconds without a heartbeat of another host until this can end the run. NOTE: mpirun with the
- * keepalive options of README ends the run earlier. But TCP sends no keepalives while data are
+/* seconds without a heartbeat of another host until the silence can end the run. NOTE: mpirun with
+ * the keepalive options of README ends the run earlier. But TCP sends no keepalives while data are
  * unsent. If mpirun had messages for the lost host, as after the end of a rank, it would wait for a
  * quarter of an hour. */
 static const double AWAY_AFTER = 15;
@@ -143,12 +143,12 @@ static void compose(char *text, size_t size, const Fault *f)
                    "dmesg" },
         [LEFT] = { "ended with an error of its own, during", "See its message" },
         [STOPPED] = { "has not responded for %.0f s, since",
-                      "It is stopped, or its host is down, overloaded or cut off" },
+                      "The process is stopped, or its host is down, overloaded or cut off" },
         [HUNG] = { "has made no progress for %.0f s, since",
-                   "If it is only slow, raise timeout_seconds" },
+                   "If this rank is only slow, raise timeout_seconds" },
         [NOBODY] = { "has made no progress for %.0f s, since",
                      "All ranks wait, so a device does not answer: NCCL_DEBUG=INFO says more. If "
-                     "it is only slow, raise timeout_seconds" },
+                     "the device is only slow, raise timeout_seconds" },
         [DEVICE] = { "has an error of its device, during", comm_device_error() },
     };
     const View *v = &view[f->who];
@@ -190,8 +190,8 @@ static bool others_speak(int who)
 }
 
 /* Ends this rank. One rank per host prints the text, unless another rank, except `who`, is about to
- * end all ranks. The pause is needed because mpirun drops output that it has not read when it ends
- * the other ranks. */
+ * end all ranks. The pause is needed because mpirun, when it ends the other ranks, drops output
+ * that it has not read. */
 static _Noreturn void end(const char *text, int status, int who)
 {
     const bool silent = table && (atomic_exchange(&table->spoken, true) || others_speak(who));
@@ -230,20 +230,20 @@ static bool is_here(const View *v)
 }
 
 /* Rank 0 warns of a silent host long before the silence counts as a fault, because the launcher may
- * detect it too, and end all ranks without naming any. */
+ * detect the silence too, and end all ranks without naming the host. */
 static void warn_of_silence(const View *v)
 {
     char text[256];
     snprintf(text, sizeof text, "warning: no heartbeat from rank %ld on %s for %.0f s%s\n",
              v->state.rank, v->state.host, v->silent,
              v->state.beats > 0 ? ""
-                                : ": no UDP from it reaches rank 0, so if that host fails, no "
-                                  "message will name it");
+                                : ": no UDP packet of this host reaches rank 0, so if the host "
+                                  "fails, no message will name it");
     say(text);
 }
 
-/* Updates `view`. Progress of a rank is compared only when it beats, because states of other hosts
- * arrive late. */
+/* Updates `view`. Progress of a rank is compared only when the rank beats, because states of other
+ * hosts arrive late. */
 static void look(double passed)
 {
     for (View *v = view; v < view + ranks; v++) {

@@ -16,7 +16,7 @@ void watchdog_mark(const char *operation, int unit);
 void watchdog_mark_together(const char *operation, int unit);
 
 /* Ranks of different pipeline stages do different things. After watchdog_set_stage(stage), the
- * marks of watchdog_mark_together are compared only with those of ranks of this stage, until
+ * marks of watchdog_mark_together are compared only with marks of ranks of this stage, until
  * watchdog_set_stage(-1). watchdog_mark_neighbour marks a wait for a neighbouring stage. */
 void watchdog_set_stage(int stage);
 void watchdog_mark_neighbour(const char *operation, int unit);
