@@ -42,6 +42,19 @@ void channels_multiply(Tensor act, float *values); /* multiplies values by act.c
 double *start_sum(Tensor t, const float *values, int slot);
 void finish_sum(Tensor t, float *values, const double *sum);
 
+/* ---- linear layers and MLPs ------------------------------------------------------------------ */
+
+/* Tensor t as GEMMs read it when they sum over its rows. Its column factors are divided out.
+ * Element (r, c) is x[r * ld + c], or x[c * ld + r] if transposed. */
+typedef struct {
+    const float *x;
+    bool transposed;
+    int ld;
+} Columns;
+Columns tensor_columns(Tensor t, int slot); /* as tensor_values */
+
+float sigmoid(float x);
+
 /* ---- optimizers ------------------------------------------------------------------------------ */
 
 /* w[at + i] = x[i] for i < n. If w is BF16, x[i] is rounded stochastically, with random bits that

@@ -10,15 +10,7 @@
 
 #include "kernels/cpu/cpu.h"
 
-/* Tensor t as GEMMs read it when they sum over its rows. Its column factors are divided out.
- * Element (r, c) is x[r * ld + c], or x[c * ld + r] if transposed. */
-typedef struct {
-    const float *x;
-    bool transposed;
-    int ld;
-} Columns;
-
-static Columns columns(Tensor t, int slot)
+Columns tensor_columns(Tensor t, int slot)
 {
     if (!format_is_fp8(t.format))
         return (Columns){ tensor_values(t, slot), false, t.cols };
@@ -53,7 +45,7 @@ void backend_matmul_dx(Tensor dx, Tensor dy, Tensor w, bool accumulate)
     const int N = dy.rows, O = w.rows, C = w.cols;
     check_matmul_dx(dx, dy, w, accumulate);
     const float *gradient = tensor_values(dy, 0);
-    const Columns weight = columns(w, 1);
+    const Columns weight = tensor_columns(w, 1);
     float *output = accumulate ? tensor_values(dx, 3) : tensor_result(dx, 3);
     cblas_sgemm(CblasRowMajor, CblasNoTrans, weight.transposed ? CblasTrans : CblasNoTrans, N, C, O,
                 1, gradient, O, weight.x, weight.ld, accumulate ? 1 : 0, output, C);
@@ -66,7 +58,7 @@ void backend_matmul_dw(Tensor dw, Tensor dy, Tensor x)
     if (!dw.data)
         return;
     check_matmul_dw(dw, dy, x);
-    const Columns gradient = columns(dy, 0), input = columns(x, 1);
+    const Columns gradient = tensor_columns(dy, 0), input = tensor_columns(x, 1);
     float *output = dw.empty ? tensor_result(dw, 3) : tensor_values(dw, 3);
     cblas_sgemm(CblasRowMajor, gradient.transposed ? CblasNoTrans : CblasTrans,
                 input.transposed ? CblasTrans : CblasNoTrans, O, C, N, 1, gradient.x, gradient.ld,

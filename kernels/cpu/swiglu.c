@@ -5,7 +5,7 @@
 
 #include "kernels/cpu/cpu.h"
 
-static float sigmoid(float x)
+float sigmoid(float x)
 {
     return 1 / (1 + expf(-x));
 }
