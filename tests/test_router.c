@@ -13,8 +13,8 @@ typedef struct {
     int groups;
 } Case;
 static const Case cases[] = {
-    { "one-token", 1, 4, 1, EVEN, 1 },        { "one-of-one", 5, 1, 1, EVEN, 5 },
-    { "two-of-eight", 38, 8, 2, EVEN, 2 },    { "all", 129, 4, 4, EVEN, 3 },
+    { "one-token", 1, 4, 1, EVEN, 1 },          { "one-of-one", 5, 1, 1, EVEN, 5 },
+    { "two-of-eight", 38, 8, 2, EVEN, 2 },      { "all", 129, 4, 4, EVEN, 3 },
     { "all-to-one", 300, 6, 1, ONE_EXPERT, 1 }, { "ties", 301, 7, 3, TIES, 7 },
     { "some-empty", 65, 9, 2, SOME_EMPTY, 5 },  { "many", 1000, 130, 8, EVEN, 4 },
 };
@@ -82,8 +82,8 @@ static void route_case(const Case *c, bool normalize)
     check_ints("assignment", r.assignment, g.host.assignment, (size_t)g.rows);
     for (size_t i = 0; i < n; i++) {
         const double *row = x + i / (size_t)c->k * (size_t)c->E;
-        bound[i] = g.weight[i] * (2 * p_error(row, softmax_of(p, row, c->E), c->E) +
-                                  (c->k + 2) * U24);
+        bound[i] =
+            g.weight[i] * (2 * p_error(row, softmax_of(p, row, c->E), c->E) + (c->k + 2) * U24);
     }
     check_close(label, weight, g.weight, bound);
     golden_check(label, weight, bound);
@@ -206,10 +206,8 @@ typedef struct {
     const char *text;
 } Losses;
 static const Losses losses[] = {
-    { false, 0, 0, { F32, 0 }, "-weights" },
-    { true, 0, 0, { F32, 0 }, "-weights" },
-    { false, 0.01f, 0.25f, { F32, 0 }, "-losses" },
-    { true, 0.01f, 0.25f, { F32, 0 }, "-losses" },
+    { false, 0, 0, { F32, 0 }, "-weights" },        { true, 0, 0, { F32, 0 }, "-weights" },
+    { false, 0.01f, 0.25f, { F32, 0 }, "-losses" }, { true, 0.01f, 0.25f, { F32, 0 }, "-losses" },
     { true, 0.01f, 0.25f, { BF16, 0 }, "-bf16" },
 };
 
@@ -222,7 +220,8 @@ static void reference(double *ref, double *bound, const double *x, const Routed 
     double *p = doubles((size_t)E), *dp = doubles((size_t)E), *size = doubles((size_t)E);
     for (int n = 0; n < N; n++) {
         const double z = softmax_of(p, x + n * E, E), bz = z_error(x + n * E, z, E),
-                     relative = 4 * p_error(x + n * E, z, E) + (2 * E + 2 * g->host.top_k + 12) * U24;
+                     relative =
+                         4 * p_error(x + n * E, z, E) + (2 * E + 2 * g->host.top_k + 12) * U24;
         double mean = 0, mean_size = 0;
         probability_gradient(dp, size, p, g, n, dweight, l->normalize,
                              counts ? counts + n / (N / groups) * router_stats_width(E) : NULL,
@@ -231,8 +230,8 @@ static void reference(double *ref, double *bound, const double *x, const Routed 
             mean += p[e] * dp[e], mean_size += p[e] * size[e];
         for (int e = 0; e < E; e++) {
             ref[n * E + e] = p[e] * (dp[e] - mean) + 2 * l->z * z * p[e];
-            bound[n * E + e] = relative * p[e] * (size[e] + mean_size + 2 * l->z * fabs(z)) +
-                               2 * l->z * bz * p[e];
+            bound[n * E + e] =
+                relative * p[e] * (size[e] + mean_size + 2 * l->z * fabs(z)) + 2 * l->z * bz * p[e];
         }
     }
 }

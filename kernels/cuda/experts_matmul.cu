@@ -23,7 +23,7 @@ struct Operand {
 struct Job {
     Operand a, b;
     AnyOut out;
-    bool adds, by_expert; /* adds to out; dw */
+    bool adds, by_expert;  /* adds to out; dw */
     int rows, cols, terms; /* rows of an expert's dw; terms of a sum, unless by_expert */
     const int *first;
     int experts;
@@ -135,13 +135,11 @@ Operand operand_of(Tensor t, int rows, bool shared, bool columns)
 {
     const bool fp8 = format_is_fp8(t.format), transposed = fp8 && columns;
     const int64_t down = columns ? 1 : t.cols, along = columns ? t.cols : 1;
-    return { transposed ? t.data_t : t.data,
-             t.format.dtype,
-             shared ? 0 : (int64_t)rows * t.cols,
-             transposed ? rows : down,
-             transposed ? 1 : along,
-             fp8 ? (const float *)t.scale : NULL,
-             shared ? 0 : SCALE_FLOATS };
+    return {
+        transposed ? t.data_t : t.data, t.format.dtype,         shared ? 0 : (int64_t)rows * t.cols,
+        transposed ? rows : down,       transposed ? 1 : along, fp8 ? (const float *)t.scale : NULL,
+        shared ? 0 : SCALE_FLOATS
+    };
 }
 
 void run_anywhere(const GroupedGemm &g)
@@ -160,8 +158,8 @@ void run_anywhere(const GroupedGemm &g)
                       g.r.first,
                       E };
     const dim3 grid((unsigned)ceil_div(rows, TILE), (unsigned)ceil_div(cols, TILE), dw ? E : 1);
-    (g.a.format.dtype == F32 ? grouped_kernel<float> : grouped_kernel<bf16>)<<<
-        grid, THREADS, 0, device_stream()>>>(job);
+    (g.a.format.dtype == F32 ? grouped_kernel<float>
+                             : grouped_kernel<bf16>)<<<grid, THREADS, 0, device_stream()>>>(job);
     LAUNCH_CHECK();
 }
 

@@ -85,7 +85,7 @@ __device__ Tile tile_of_rows(const Job &job, const int *first, int pair, int ran
     const int row = (begin + i % count) * PAIR * TILE_ROWS, below = row + TILE_ROWS;
     const int expert[PAIR] = { expert_of(first, job.experts, row),
                                expert_of(first, job.experts, min(below, rows - 1)) };
-    return { expert[rank], row + rank * TILE_ROWS,      i / count * WIDTH, 0,
+    return { expert[rank], row + rank * TILE_ROWS,       i / count * WIDTH, 0,
              job.terms,    expert[0] == expert[PAIR - 1] };
 }
 
@@ -94,8 +94,12 @@ __device__ Tile tile_of_dw(const Job &job, const int *first, int pair, int rank)
 {
     const int down = up(job.rows, PAIR * TILE_ROWS), each = down * up(job.cols, WIDTH),
               expert = pair / each, i = pair % each;
-    return { expert,        (i % down * PAIR + rank) * TILE_ROWS, i / down * WIDTH,
-             first[expert], first[expert + 1],                    true };
+    return { expert,
+             (i % down * PAIR + rank) * TILE_ROWS,
+             i / down * WIDTH,
+             first[expert],
+             first[expert + 1],
+             true };
 }
 
 /* Calls f(tile) for all tiles of this block. */
@@ -189,8 +193,7 @@ __device__ inline void transpose_quad(uint32_t (&x)[4][EACH])
 #pragma unroll
                 for (int k = 0; k < EACH; k++) {
                     uint32_t &low = x[i][k], &high = x[i + step][k];
-                    const uint32_t other =
-                        __shfl_xor_sync(0xffffffffu, upper ? low : high, step);
+                    const uint32_t other = __shfl_xor_sync(0xffffffffu, upper ? low : high, step);
                     if (upper)
                         low = other;
                     else
@@ -233,14 +236,14 @@ __device__ inline void store_floats(AnyOut out, bool adds, size_t at, const floa
 
 /* Stores a warpgroup's sums. end: the row after the last one of out, or of an expert's dw. */
 template <int N>
-__device__ inline void store_sums(const Job &job, const Tile &tile, const float (&sum)[N], int group,
-                                  int end)
+__device__ inline void store_sums(const Job &job, const Tile &tile, const float (&sum)[N],
+                                  int group, int end)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const float scale = (job.scale_a ? *job.scale_a : 1.0f) *
-                        (!job.scale_b                ? 1.0f
-                         : job.kind == GROUPED_DW    ? *job.scale_b
-                                                     : job.scale_b[SCALE_FLOATS * tile.expert]);
+                        (!job.scale_b             ? 1.0f
+                         : job.kind == GROUPED_DW ? *job.scale_b
+                                                  : job.scale_b[SCALE_FLOATS * tile.expert]);
     const size_t part = job.kind == GROUPED_DW ? (size_t)tile.expert * job.rows : 0;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -269,9 +272,7 @@ __device__ void consume(Shared<WIDTH> &s, const Job &job)
               end = job.kind == GROUPED_DW ? job.rows : s.first[job.experts];
     constexpr int DEPTH = A == BF16 ? 64 : 128;
     Ring<STAGES<WIDTH>> ring, read;
-    const auto release = [&] {
-        barrier_arrive_everywhere<PAIR>(&s.empty[read.take().stage]);
-    };
+    const auto release = [&] { barrier_arrive_everywhere<PAIR>(&s.empty[read.take().stage]); };
     each_tile<WIDTH>(job, s.first, [&](Tile tile) {
         float sum[WIDTH / 2] = {}, total[PRECISE ? WIDTH / 2 : 1] = {};
         for (int k = tile.begin; k < tile.end; k += DEPTH) {
@@ -394,7 +395,8 @@ bool launch(const GroupedGemm &g)
 template <DType A>
 bool launch_fp8(const GroupedGemm &g)
 {
-    return g.a.fast ? launch<A, false, false, 256, false>(g) : launch<A, false, false, 128, true>(g);
+    return g.a.fast ? launch<A, false, false, 256, false>(g)
+                    : launch<A, false, false, 128, true>(g);
 }
 
 } // namespace

@@ -17,10 +17,9 @@ static AssignedRows assigned_rows(Routing r)
 
 /* stored.data is NULL if gate_up is the memory of wide. exact: act is that of wide. */
 template <typename T>
-__global__ __launch_bounds__(MAX_THREADS) void experts_swiglu_kernel(AnyOut act, AnyOut stored,
-                                                                     const T *wide,
-                                                                     AssignedRows rows, bool exact,
-                                                                     int F)
+__global__
+__launch_bounds__(MAX_THREADS) void experts_swiglu_kernel(AnyOut act, AnyOut stored, const T *wide,
+                                                          AssignedRows rows, bool exact, int F)
 {
     const size_t row = (size_t)blockIdx.x * F;
     const T *gate = wide + 2 * row, *up = gate + F;
@@ -44,26 +43,55 @@ __global__ __launch_bounds__(MAX_THREADS) void experts_swiglu_kernel(AnyOut act,
     }
 }
 
+/* gate_up = wide, F32 or BF16. */
+template <typename T>
+__global__ __launch_bounds__(MAX_THREADS) void save_dense_kernel(AnyOut gate_up, const T *wide,
+                                                                 const int *last, int cols)
+{
+    const size_t row = (size_t)blockIdx.x * cols;
+    if ((int)blockIdx.x >= *last)
+        return;
+    for (int c = 8 * threadIdx.x; c < cols; c += 8 * blockDim.x) {
+        const Pack<T> pack = load_pack(wide + row + c, 8);
+        float v[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            v[i] = pack[i];
+        store_any(gate_up, row + c, v, 8);
+    }
+}
+
+static void save_dense(const char *op, Tensor gate_up, Tensor wide, AssignedRows rows)
+{
+    check_aligned(op, wide.cols, gate_up, wide);
+    with_type(wide, [&](auto *in) {
+        save_dense_kernel<<<wide.rows, MAX_THREADS, 0, device_stream()>>>(any_out(gate_up), in,
+                                                                          rows.last, wide.cols);
+    });
+    LAUNCH_CHECK();
+}
+
 template <bool EXACT>
 static void forward_fp8(const char *op, Tensor act, Tensor gate_up, Tensor wide, Routing r)
 {
     const int R = act.rows, F = act.cols;
-    const bool saves = gate_up.data != wide.data,
+    const bool saves = format_is_fp8(gate_up.format),
                in_one = saves && scale_is_reused(act) && !act.data_t;
     const AssignedRows rows = assigned_rows(r);
-    const AmaxProbe probe = in_one ? amax_probe_new() : AmaxProbe{ saves ? amax_new() : NULL, NULL };
+    const AmaxProbe probe =
+        in_one ? amax_probe_new() : AmaxProbe{ saves ? amax_new() : NULL, NULL };
     check_operand(op, "act", act, R, F);
+    check_dense(op, "wide", wide, R, 2 * F);
+    if (!saves && gate_up.data != wide.data)
+        save_dense(op, gate_up, wide, rows);
     if (saves) {
-        check_dense(op, "wide", wide, R, 2 * F);
         check_groups(op, "gate_up", gate_up, R, 2 * F);
         with_type(wide, [&](auto *in) {
             swiglu_save<EXACT>(in_one, probe, act, group_out(gate_up), in, rows);
         });
     }
     with_reader(EXACT ? wide : gate_up, [&](auto reader) {
-        const SwigluSource<decltype(reader), false, AssignedRows> source = {
-            {}, reader, F, rows
-        };
+        const SwigluSource<decltype(reader), false, AssignedRows> source = { {}, reader, F, rows };
         if (in_one)
             fp8_recode(act, probe, source, R, F);
         else if (saves)
