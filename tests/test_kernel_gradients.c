@@ -6,6 +6,7 @@
  * given at the operation, which D(h) divides by h. */
 #include "tests/test.h"
 #include "tests/kit.h"
+#include "tests/routing.h"
 
 enum { MAX_SAMPLES = 200 };
 static const Format F = { F32, 0 };
@@ -82,6 +83,8 @@ static struct {
     const int *ints;
     const TokenAt *tokens;
     int vocab;
+    Routing routing;
+    bool normalize;
 } now;
 
 static Tensor filled(int rows, int cols, uint64_t seed)
@@ -242,6 +245,110 @@ TEST(test_loss)
         loss_case(1, 3, 2, 1, 0.01f);
         loss_case(7, 11, 9, 2, 0.1f);
     }
+}
+
+/* ---- experts --------------------------------------------------------------------------------- */
+
+/* Logits that differ by 0.4 or more within a row, so that a perturbation does not change the choice
+ * of experts. */
+static Tensor logits_apart(int N, int E)
+{
+    Tensor t = make(F, N, E);
+    float *x = keep(tensor_numel(t) * sizeof *x);
+    for (int i = 0; i < N * E; i++)
+        x[i] = 0.5f * (float)((i % E * 3 + i / E) % E) - 1 + uniform(1, (size_t)i, 0, 0.1f);
+    put(t, x);
+    return t;
+}
+
+static void run_route(void)
+{
+    route(now.routing, now.x, now.normalize);
+}
+
+static void run_stats(void)
+{
+    router_stats(now.y, now.x, now.routing);
+}
+
+/* k: exp of differences up to 4, a sum of E of them, a quotient by a sum of k of these. */
+static void weights_case(int N, int E, int k, bool normalize)
+{
+    now.x = logits_apart(N, E), now.normalize = normalize;
+    const Routed g = route_on_host(now.x, k, normalize);
+    now.routing = make_routing(N, E, k);
+    now.y = tensor_at(now.routing.weight, F, N, k);
+    const Function f = { "route", run_route, now.y, filled(N, k, 2), 2 * (E + k + 20) };
+    Tensor dx = make(F, N, E), dweight = zeros(1, g.rows);
+    const double *cot = values(f.cot);
+    for (int i = 0; i < N * k; i++)
+        device_put((float *)dweight.data + g.host.row[i], &(float){ (float)cot[i] }, sizeof(float));
+    f.forward();
+    route_backward(dx, dweight.data, now.x, now.routing, normalize, NONE, 0, 0);
+    check_gradient(&f, "logits", now.x, dx);
+    release();
+}
+
+/* The losses are sums of router_stats' columns, weighted with the counts and with z. k: as above,
+ * and a sum over the tokens of a group. */
+static void losses_case(int N, int E, int k, int groups, float balance, float z)
+{
+    const int width = router_stats_width(E);
+    now.x = logits_apart(N, E), now.y = make(F, groups, width);
+    const Routed g = route_on_host(now.x, k, false);
+    now.routing = g.device;
+    const Function f = { "router_stats", run_stats, now.y, make(F, groups, width),
+                         2 * (E + N / groups + 40) };
+    f.forward();
+    Tensor dx = make(F, N, E), counts = make(F, groups, width), dweight = zeros(1, g.rows);
+    float *cot = keep(tensor_numel(f.cot) * sizeof *cot);
+    const double *stats = values(now.y);
+    for (int i = 0; i < groups * width; i++)
+        cot[i] = i % width == 2 * E                    ? z
+                 : i % width >= E && i % width < 2 * E ? balance * (float)stats[i - E]
+                                                       : 0;
+    put(f.cot, cot);
+    device_copy(counts.data, now.y.data, tensor_bytes(counts));
+    route_backward(dx, dweight.data, now.x, now.routing, true, counts, balance, z);
+    check_gradient(&f, "logits", now.x, dx);
+    release();
+}
+
+TEST(test_router)
+{
+    for (int normalize = 0; normalize < 2; normalize++) {
+        weights_case(6, 8, 3, normalize);
+        weights_case(5, 4, 1, normalize);
+        weights_case(3, 5, 5, normalize);
+    }
+    losses_case(8, 7, 2, 2, 0.25f, 0);
+    losses_case(8, 7, 2, 4, 0, 0.5f);
+    losses_case(6, 4, 1, 1, 0.25f, 0.5f);
+}
+
+static void run_experts_swiglu(void)
+{
+    experts_swiglu(now.y, now.x, now.x, now.routing, FROM_SAVED);
+}
+
+/* Each expert has all tokens, whose number leaves no padding. k: six operations and expf. */
+TEST(test_experts_swiglu)
+{
+    enum { N = EXPERT_ROWS, E = 2, K = 2, WIDTH = 16 };
+    const Routed g = route_on_host(logits_apart(N, E), K, false);
+    now.routing = g.device;
+    now.x = make_filled(F, g.rows, 2 * WIDTH, 1, -3, 3), now.y = zeros(g.rows, WIDTH);
+    const Function f = { "experts_swiglu", run_experts_swiglu, now.y, filled(g.rows, WIDTH, 2),
+                         14 };
+    Tensor dx = zeros(g.rows, 2 * WIDTH), dweight = zeros(1, g.rows),
+           weight = tensor_at(g.device.weight, F, N, K), sorted = make(F, N, K);
+    experts_swiglu_backward(dx, NONE, dweight.data, f.cot, now.x, g.device);
+    for (int i = 0; i < N * K; i++)
+        device_copy((float *)sorted.data + i, (float *)dweight.data + g.host.row[i], sizeof(float));
+    f.forward();
+    check_gradient(&f, "gate_up", now.x, dx);
+    check_gradient(&f, "weight", weight, sorted);
+    release();
 }
 
 /* ---- rope and attention ---------------------------------------------------------------------- */
