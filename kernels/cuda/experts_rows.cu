@@ -53,8 +53,8 @@ template <typename T>
 __global__ __launch_bounds__(THREADS) void gather_kernel(AnyOut y, const T *x, RowTokens tokens,
                                                          int C)
 {
-    const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
-    const int packs = C / 8, row = (int)(i / packs), column = (int)(i % packs) * 8;
+    const unsigned i = blockIdx.x * THREADS + threadIdx.x, packs = C / 8;
+    const int row = i / packs, column = i % packs * 8;
     if (row >= *tokens.end)
         return;
     const int n = tokens.of(row);
@@ -117,8 +117,8 @@ template <typename T>
 __global__ __launch_bounds__(THREADS) void sum_kernel(AnyOut y, const T *x, AnyIn add,
                                                       const int *row, int N, int K, int C)
 {
-    const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x;
-    const int packs = C / 8, n = (int)(i / packs), column = (int)(i % packs) * 8;
+    const unsigned i = blockIdx.x * THREADS + threadIdx.x, packs = C / 8;
+    const int n = i / packs, column = i % packs * 8;
     const size_t at = (size_t)n * C + column;
     float sum[8] = {}, start[8] = {};
     if (n >= N)
