@@ -6,6 +6,7 @@
  * few tokens, only to show that every operation runs. */
 #include "kernels/nf4_map.h"
 #include "tests/bench_attention.h"
+#include "tests/bench_experts.h"
 #include "tests/bench_lora.h"
 #include "tests/bench_tensors.h"
 
@@ -532,6 +533,7 @@ int main(int argc, char **argv)
     bench_linear_fp8("down", N, m->C, m->F, true, blocks(m));
     bench_linear_fp8("head", m->chunk, m->V, m->C, false, 0);
     bench_lora(m);
+    bench_experts(strcmp(device_name(), "cpu") == 0);
     bench_attention(m, 0, blocks(m));
     bench_attention(&sliding, sliding.T, 0);
     bench_attention(&sliding, sliding.T / 2, 0);

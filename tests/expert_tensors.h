@@ -109,6 +109,15 @@ static inline Tensor only_columns(Tensor t)
     return t;
 }
 
+static inline float amax_of(Tensor x)
+{
+    const double *v = values(x);
+    double amax = 0;
+    for (size_t i = 0; i < tensor_numel(x); i++)
+        amax = fmax(amax, fabs(v[i]));
+    return (float)amax;
+}
+
 /* ---- rows of assignments --------------------------------------------------------------------- */
 
 /* The rows in use, without a transposed copy. */

@@ -6,15 +6,6 @@ static const Format F = { F32, 0 }, H = { BF16, 0 }, E4 = { E4M3, 0 }, E5 = { E5
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-static float amax_of(Tensor x)
-{
-    const double *v = values(x);
-    double amax = 0;
-    for (size_t i = 0; i < tensor_numel(x); i++)
-        amax = fmax(amax, fabs(v[i]));
-    return (float)amax;
-}
-
 /* Each row has the codes that quantize gives for x; padding has zeros. */
 static void check_gathered(const char *what, Tensor y, Tensor quantized, const Routed *g)
 {

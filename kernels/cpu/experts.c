@@ -57,7 +57,7 @@ static int rows_of(Routing r, int e)
 void backend_experts_gather(Tensor y, Tensor x, const float *amax, Routing r)
 {
     check_experts_gather(y, x, r);
-    if (format_is_fp8(y.format) && amax && !scale_is_reused(y))
+    if (format_is_fp8(y.format) && amax)
         backend_quantize_scale_from(y, amax);
     else if (format_is_fp8(y.format))
         backend_quantize_scale(y, x);

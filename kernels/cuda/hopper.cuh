@@ -430,6 +430,17 @@ __device__ inline void product(float (&d)[64], uint32_t a, uint32_t b, bool add)
                    "n"(B_COLUMNS));
 }
 
+template <int A_COLUMNS, int B_COLUMNS>
+__device__ inline void product(float (&d)[128], uint32_t a, uint32_t b, bool add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, "
+                 "0;\nwgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" NAMES_128 "}, "
+                 "%128, %129, p, 1, 1, %131, %132;\n}"
+                 : D32(d, 0), D32(d, 32), D32(d, 64), D32(d, 96)
+                 : "l"(descriptor(a)), "l"(descriptor(b)), "r"((int)add), "n"(A_COLUMNS),
+                   "n"(B_COLUMNS));
+}
+
 /* The product for FP8, with a in format A and b in E4M3, both by rows. 32 terms of a sum are 32
  * bytes. The tensor cores add in short accumulators. */
 #define PRODUCT_FP8(kinds) \
@@ -440,6 +451,22 @@ __device__ inline void product(float (&d)[64], uint32_t a, uint32_t b, bool add)
                  : "l"(descriptor(a)), "l"(descriptor(b)), "r"((int)add))
 template <DType A>
 __device__ inline void product_fp8(float (&d)[128], uint32_t a, uint32_t b, bool add)
+{
+    if (A == E4M3)
+        PRODUCT_FP8("e4m3.e4m3");
+    else
+        PRODUCT_FP8("e5m2.e4m3");
+}
+#undef PRODUCT_FP8
+
+#define PRODUCT_FP8(kinds) \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n" \
+                 "wgmma.mma_async.sync.aligned.m64n128k32.f32." kinds " {" NAMES_64 \
+                 "}, %64, %65, p, 1, 1;\n}" \
+                 : D32(d, 0), D32(d, 32) \
+                 : "l"(descriptor(a)), "l"(descriptor(b)), "r"((int)add))
+template <DType A>
+__device__ inline void product_fp8(float (&d)[64], uint32_t a, uint32_t b, bool add)
 {
     if (A == E4M3)
         PRODUCT_FP8("e4m3.e4m3");

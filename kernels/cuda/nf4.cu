@@ -273,6 +273,10 @@ struct Nf4Source {
     {
         return col;
     }
+    __device__ int end(int rows) const
+    {
+        return rows;
+    }
     __device__ Raw fetch(int row, int col) const
     {
         return x.at((size_t)row * cols + col);

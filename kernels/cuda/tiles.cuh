@@ -191,7 +191,8 @@ enum { TILE_ROWS = 128, TILE_COLS = 64, TILE_THREADS = 256, AMAX_PACKS = 4 };
  *     Raw  fetch(row, col)                                        loads the inputs of one pack
  *     Fix  prepare(col)                                           values shared by all rows of a column
  *     void values(float (&)[OUTPUTS][8], Raw, Fix, row, col)
- *     int  column(output, col)                                    the pack's column in that output */
+ *     int  column(output, col)                                    the pack's column in that output
+ *     int  end(rows)                                              the row, a multiple of TILE_ROWS or `rows`, at which passes end */
 
 /* A Source with one output in the same columns. Its rows share no values. */
 struct SimpleSource {
@@ -205,6 +206,10 @@ struct SimpleSource {
     __device__ int column(int, int col) const
     {
         return col;
+    }
+    __device__ int end(int rows) const
+    {
+        return rows;
     }
 };
 
@@ -233,6 +238,7 @@ __global__ __launch_bounds__(TILE_THREADS,
 {
     __shared__ float shared[32];
     float m = 0;
+    rows = source.end(rows);
     for (int row = blockIdx.x; row < rows; row += gridDim.x)
         for (int first = 8 * threadIdx.x; first < cols; first += 8 * AMAX_PACKS * TILE_THREADS) {
             typename Source::Raw raw[AMAX_PACKS];
@@ -351,6 +357,8 @@ __global__ __launch_bounds__(TILE_THREADS, Source::OUTPUTS > 2 ? 2 : 3) void fp8
     TileOuts<Source> outs, Source source, int rows, int cols)
 {
     __shared__ uint32_t t[TILE_COLS * 33];
+    if ((int)blockIdx.y * TILE_ROWS >= source.end(rows))
+        return;
     encode_tile(outs, source, blockIdx.y * TILE_ROWS, blockIdx.x * TILE_COLS, rows, cols, t);
 }
 
@@ -361,6 +369,8 @@ __global__ __launch_bounds__(TILE_THREADS, Source::OUTPUTS > 2 ? 2 : 3) void fp8
 {
     __shared__ uint32_t t[TILE_COLS * 33];
     __shared__ float shared[32];
+    if ((int)blockIdx.y * TILE_ROWS >= source.end(rows))
+        return;
     const float m =
         encode_tile(outs, source, blockIdx.y * TILE_ROWS, blockIdx.x * TILE_COLS, rows, cols, t);
     raise_amax(amax, m, shared);
@@ -375,7 +385,7 @@ __global__ __launch_bounds__(TILE_THREADS, Source::OUTPUTS > 2 ? 2 : 3) void fp8
     if (was_in_range(outs.out[0], probe))
         return;
     const int across = (cols + TILE_COLS - 1) / TILE_COLS,
-              tiles = (rows + TILE_ROWS - 1) / TILE_ROWS * across;
+              tiles = (source.end(rows) + TILE_ROWS - 1) / TILE_ROWS * across;
     for (int i = blockIdx.x; i < tiles; i += gridDim.x)
         encode_tile(outs, source, i / across * TILE_ROWS, i % across * TILE_COLS, rows, cols, t);
 }

@@ -1,0 +1,45 @@
+/* Grouped GEMMs: out = a bT for the operands of every expert. The rows of a are rows of out, and the
+ * rows of b are columns of out.
+ *
+ *     matmul      y (R,O)  a = x (R,C), by rows             b = w[e] (O,C)
+ *     matmul_dx   dx (R,C) a = dy (R,O), by rows            b = w[e]T (C,O)
+ *     matmul_dw   dw[e] (O,C) += a = dy[e]T (O,rows of e)   b = x[e]T (C,rows of e) */
+#pragma once
+#include "kernels/cuda/vector.cuh"
+
+typedef enum { GROUPED_MATMUL, GROUPED_DX, GROUPED_DW } GroupedKind;
+
+/* The tensors as the operations have them: x, dy and dy as a; w, w and x as b. */
+struct GroupedGemm {
+    GroupedKind kind;
+    Tensor out, a, b;
+    Routing r;
+};
+
+/* Returns the columns of out, and the rows of an expert's part of dw. */
+static inline int grouped_columns(const GroupedGemm &g)
+{
+    return g.out.cols;
+}
+static inline int grouped_rows(const GroupedGemm &g)
+{
+    return g.kind == GROUPED_DW ? g.a.cols : g.out.rows;
+}
+
+/* Returns the expert of a row below first[experts]. */
+__device__ inline int expert_of(const int *first, int experts, int row)
+{
+    int low = 0, high = experts;
+    while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        if (first[middle] <= row)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* experts_sm90.cu: returns false, without doing anything, if the kernel does not support the
+ * operands. */
+bool grouped_gemm_sm90(const GroupedGemm &g);
