@@ -8,10 +8,10 @@
 golden writes to tests/golden, or the folder --golden, from fixed seeds on one thread:
 
     models          text models, saved by save_pretrained, and for a batch: logits, loss, gradients and the losses of 8 AdamW
-                    steps: tests/test_parity.c
+                    steps; models with experts also with the auxiliary loss: tests/test_parity.c
     images          the same for models with images, from pixels, with the features of the tower
     adapters        the same for adapters on each of these models, by PEFT, and the matrices after merge_and_unload
-    muon            steps of torch.optim.Muon: tests/test_parity.c, tests/test_muon_ranks.c
+    muon            steps of torch.optim.Muon, without experts: tests/test_parity.c, tests/test_muon_ranks.c
     continuations   a prompt for each model and its greedy continuation: tests/test_decode.c, tests/test_generate_images.py
     train           a run: tests/test_train_parity.c
     config-keys     what another value of each key of config.json changes: tests/test_config_keys.c

@@ -3,12 +3,17 @@
 NAME/golden.safetensors of a model
     tokens, targets (B, T)     one batch; a target below 0 is masked
     logits (B, T, vocab), loss ()      mean cross entropy over the unmasked targets
-    grad.<tensor>              the gradient of the loss
+    grad.<tensor>              the gradient of the loss; of experts one tensor for each matrix
     losses (8)                 of 8 AdamW steps on the same batch, each before its update
     adamw (5)                  lr, beta1, beta2, eps, weight decay of those steps; gradients are clipped to norm 1
     features (rows, width)     of images: the tower's, one row for each image token, in the order of the tokens
     pixels (images, 3, H, W)   the pictures from which the features were computed
     losses_projector (8)       losses when only the projector is trained, from the same start
+    routing_gap ()             of experts: the smallest difference, in all layers, tokens and steps, between the probabilities of
+                               the last expert that is chosen and of the next one
+NAME-aux of a model with experts: the same weights and batch, with output_router_logits, saved with one tensor for all experts
+    ...                        the same; loss, losses and gradients with the auxiliary loss, times router_aux_loss_coef
+    aux_loss ()                the auxiliary loss itself
 lora/NAME, saved by PEFT, with random A and B and, where modules_to_save names it, another projector than the base's
     tokens, ..., losses        the same; gradients are those of what is trained, under the names of adapter_model.safetensors
     trained.<tensor>           values of the trained tensor after the steps
@@ -34,9 +39,10 @@ import os
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.models.olmoe.modeling_olmoe import load_balancing_loss_func
 
-from reference_models import (IMAGE_TOKEN, MODELS, PROJECTOR, ROWS, config_of, features_of, forward, in_files, load, make_batch,
-                              make_network, seed_of)
+from reference_models import (IMAGE_TOKEN, MODELS, PROJECTOR, ROWS, config_of, features_of, forward, has_experts, in_files, load,
+                              make_batch, make_network, outputs, seed_of)
 
 STEPS = 8
 LR, BETA1, BETA2, EPS, DECAY, CLIP = 1e-2, 0.9, 0.95, 1e-5, 0.1, 1.0
@@ -54,9 +60,16 @@ def mean_loss(logits, targets):
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.long().flatten(), ignore_index=-100)
 
 
+def total_loss(network, batch):
+    """The mean cross entropy; with output_router_logits also the auxiliary loss."""
+    out, config = outputs(network, batch), network.config
+    loss = mean_loss(out.logits, batch["targets"])
+    return loss + config.router_aux_loss_coef * out.aux_loss if getattr(config, "output_router_logits", False) else loss
+
+
 def parameter_groups(named, decayed=DECAY):
     """OLMo's groups of parameters: norms, biases and the embedding have no weight decay."""
-    decay = [p for n, p in named if p.dim() == 2 and "embed_tokens" not in n]
+    decay = [p for n, p in named if p.dim() >= 2 and "embed_tokens" not in n]
     rest = [p for n, p in named if p.dim() == 1 or "embed_tokens" in n]
     return [{"params": decay, "weight_decay": decayed}, {"params": rest, "weight_decay": 0.0}]
 
@@ -69,7 +82,7 @@ def train(network, batch, parameters, *optimizers):
     """The loss of each step, before its update."""
     losses, parameters = [], list(parameters)
     for _ in range(STEPS):
-        loss = mean_loss(forward(network, batch), batch["targets"])
+        loss = total_loss(network, batch)
         for p in parameters:
             p.grad = None
         loss.backward()
@@ -129,6 +142,73 @@ def check_parameters(network, batch, named, least):
         assert off > least, f"without {name} no logit changes by more than {off:.2g}"
 
 
+# Experts
+
+STACKED = {"gate_up_proj": ["gate_proj", "up_proj"], "down_proj": ["down_proj"]}
+GAP = 1e-4      # compared with double precision, probabilities are off by up to 5.8e-6 in 8 steps: rounding changes no choice
+
+
+def record_gaps(network):
+    """A list to which each further pass of each layer with experts, also in copies of the network, adds the smallest difference
+    between the probabilities of the last expert that is chosen and of the next one."""
+    gaps = []
+
+    def record(router, args, out):
+        top = out[0].detach().softmax(-1).topk(router.top_k + 1).values
+        gaps.append((top[:, -2] - top[:, -1]).min())
+    for layer in network.model.layers if has_experts(network.config) else []:
+        layer.mlp.gate.register_forward_hook(record)
+    return gaps
+
+
+def smallest(gaps):
+    """What golden.safetensors has about the gaps of a model with experts."""
+    if not gaps:
+        return {}
+    gap = min(gaps)
+    assert gap > GAP, f"the probabilities of a chosen expert and of the next one differ by {gap:.2g} only; take another seed"
+    return {"routing_gap": gap}
+
+
+def by_expert(tensors):
+    """Tensors by their names in files, with those of all experts divided into one matrix for each."""
+    found = {}
+    for name, x in tensors.items():
+        place, _, kind = name.rpartition(".")
+        if kind not in STACKED:
+            found[name] = x
+            continue
+        for part, matrices in zip(STACKED[kind], x.chunk(len(STACKED[kind]), 1)):
+            found |= {f"{place}.{expert}.{part}.weight": matrix for expert, matrix in enumerate(matrices)}
+    return found
+
+
+@torch.no_grad()
+def check_balance(out, targets, k):
+    """Asserts that the auxiliary loss is of all layers together, and of all tokens."""
+    balance = lambda logits, mask=None: load_balancing_loss_func(logits, out.router_logits[0].shape[1], k, mask)
+    layers = sum(balance((x,)) for x in out.router_logits) / len(out.router_logits)
+    for other in (layers, balance(out.router_logits, (targets >= 0).float())):
+        assert abs(other / out.aux_loss - 1) > 1e-3, f"the auxiliary loss is {out.aux_loss.item()}, otherwise {other.item()}"
+
+
+def check_experts(network, batch, loss):
+    """Asserts that every expert has tokens, that `loss`, whose gradients the network has, is transformers', and that the auxiliary
+    loss matters for every router. Returns what golden.safetensors has about that loss."""
+    assert all(x.abs().amax((1, 2)).min() > 0 for x in (p.grad for p in network.parameters()) if x.dim() == 3), "an idle expert"
+    targets = batch["targets"].long()
+    out = network(input_ids=batch["tokens"].long(), labels=targets, shift_labels=targets)
+    assert abs(out.loss - loss) <= 1e-6 * loss, f"the loss is {loss.item()}, by transformers {out.loss.item()}"
+    if out.aux_loss is None:
+        return {}
+    routers = [layer.mlp.gate.weight for layer in network.model.layers]
+    for router, without in zip(routers, torch.autograd.grad(mean_loss(out.logits, targets), routers)):
+        off = ((router.grad - without).abs().max() / router.grad.abs().max()).item()
+        assert off > 2e-3, f"the auxiliary loss changes the gradient of a router by {off:.2g} only"
+    check_balance(out, targets, network.config.num_experts_per_tok)
+    return {"aux_loss": out.aux_loss.detach()}
+
+
 # The parts
 
 def add_targets(batch):
@@ -158,20 +238,27 @@ def check_images(network, batch):
     assert off > 0.1, "the images change no logit"
 
 
-def write_model(name, folder):
+def write_model(name, folder, balanced=False):
+    """balanced: with the auxiliary loss, and saved with one tensor for all experts."""
     model, generator = MODELS[name], torch.Generator().manual_seed(seed_of(name))
     config, counts = config_of(model), model.images.counts if model.images else []
+    if balanced:
+        config.output_router_logits = True
     network = make_network(config, generator)
-    network.save_pretrained(folder, max_shard_size=model.shard)
+    network.save_pretrained(folder, max_shard_size=model.shard, save_original_format=not balanced)
     batch = make_batch(config, counts, generator)
     add_targets(batch)
     check_images(network, batch) if model.images else check_text(model, network, batch)
-    logits = forward(network, batch)
-    loss = mean_loss(logits, batch["targets"])
+    gaps = record_gaps(network)
+    logits, loss = forward(network, batch), total_loss(network, batch)
     loss.backward()
     out = {"tokens": batch["tokens"].int(), "targets": batch["targets"].int(), "logits": logits.detach(), "loss": loss.detach(),
            "adamw": torch.tensor([LR, BETA1, BETA2, EPS, DECAY]), "losses": train_copy(network, batch)}
-    out |= {"grad." + (in_files(n) if model.images else n): p.grad for n, p in network.named_parameters() if p.grad is not None}
+    out |= by_expert({"grad." + (in_files(n) if model.images else n): p.grad for n, p in network.named_parameters()
+                      if p.grad is not None})
+    out |= smallest(gaps)
+    if has_experts(config):
+        out |= check_experts(network, batch, out["loss"])
     if model.images:
         features = features_of(network, batch["pixels"])
         assert features.shape[1] == ROWS, features.shape
@@ -183,9 +270,11 @@ def write_model(name, folder):
 
 
 def write_models(root, images=False):
-    for name in MODELS:
-        if bool(MODELS[name].images) == images:
+    for name, model in MODELS.items():
+        if bool(model.images) == images:
             write_model(name, f"{root}/{name}")
+            if has_experts(config_of(model)):
+                write_model(name, f"{root}/{name}-aux", True)
 
 
 def write_images(root):
@@ -241,6 +330,7 @@ def write_adapted(name, root):
         assert (forward(base, batch) - batch["logits"]).abs().max() < 1e-4, "the base computes something else"
     network = add_adapters(base, model.adapters, (2000 if model.images else 1000) + seed_of(name))
     check_parameters(network, batch, trained(network).items(), 1e-2)
+    gaps = record_gaps(base)
     start = {n: p.detach().clone() for n, p in trained(network).items()}
 
     logits = forward(network, batch)
@@ -249,7 +339,7 @@ def write_adapted(name, root):
     out = {n: batch[n] for n in ("tokens", "targets", "adamw", "features") if n in batch}
     out |= {"logits": logits.detach(), "loss": loss.detach()} | {"grad." + n: p.grad.clone() for n, p in trained(network).items()}
     out["losses"] = train(network, batch, trained(network).values(), adamw(parameter_groups(list(trained(network).items()))))
-    out |= {"trained." + n: p.detach().clone() for n, p in trained(network).items()}
+    out |= smallest(gaps) | {"trained." + n: p.detach().clone() for n, p in trained(network).items()}
     with torch.no_grad():
         for n, p in trained(network).items():
             p.copy_(start[n])
@@ -315,7 +405,7 @@ def write_muon(root):
     save_file({f"{case}.{name}": train_matrix(i, rows, columns, settings, HEAD if heads and name in "qkv" else rows)
                for case, settings, heads in CASES for i, (name, rows, columns) in enumerate(MATRICES)},
               f"{root}/muon/steps.safetensors")
-    for name in (name for name in MODELS if not MODELS[name].images):
+    for name in (name for name, model in MODELS.items() if not model.images and not has_experts(config_of(model))):
         found = train_by_muon(f"{root}/{name}")
         save_file(found, f"{root}/muon/{name}.safetensors")
         print(f"{name}: losses", *(f"{x:.3f}" for x in found["losses"]), flush=True)

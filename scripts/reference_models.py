@@ -36,6 +36,7 @@ class Model(NamedTuple):
     images: Optional[Images] = None
     others: tuple = ()      # other settings, each of which must change the logits; functions of the configuration
     shard: str = "5GB"      # maximum size of a file of weights
+    seed: Optional[int] = None      # None: the model's number
 
 
 def sizes(hidden, mlp, heads, kv_heads, eps=1e-6, tied=False, **more):
@@ -57,6 +58,12 @@ def each_rope(config):
     both = config.rope_parameters
     return [dict(rope_parameters=both | {"full_attention": both["sliding_attention"]}),
             dict(rope_parameters=both | {"sliding_attention": both["full_attention"]})]
+
+
+def routing(config):
+    """Weights of experts that are renormalized, or not, and one expert more or less."""
+    k = config.num_experts_per_tok
+    return [dict(norm_topk_prob=not config.norm_topk_prob), dict(num_experts_per_tok=k + 1), dict(num_experts_per_tok=k - 1)]
 
 
 MODELS = {
@@ -122,6 +129,15 @@ MODELS = {
                      | dict(num_hidden_layers=4),
                      dict(r=2, lora_alpha=4, target_modules=["q_proj", "k_proj", "o_proj"]),
                      others=(lambda config: [dict(no_rope_layers=[1, 1, 1, 1]), dict(no_rope_layers=[1, 0, 1, 1])],)),
+    # OLMoE: two of 8 experts in every layer, weights that are not renormalized, norms of all of q and of k before the heads
+    "olmoe": Model("OlmoeConfig", sizes(32, 16, 4, 2, 1e-5, num_experts=8, num_experts_per_tok=2, router_aux_loss_coef=0.01,
+                                        rope_parameters=rope(10000.0)),
+                   dict(r=4, lora_alpha=8, target_modules=ALL[:4]), others=(routing,), seed=268),
+    # Qwen3-MoE: three of 8 experts, renormalized weights, norms of each head of q and of k, a separate head_dim
+    "qwen3-moe": Model("Qwen3MoeConfig", sizes(32, 48, 4, 2, head_dim=16, moe_intermediate_size=16, num_experts=8,
+                                               num_experts_per_tok=3, norm_topk_prob=True, router_aux_loss_coef=0.01,
+                                               rope_parameters=rope(1000000.0)),
+                       dict(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"]), others=(routing,), seed=1439),
     # LLaVA: two images in one row; another row is text
     "llava-llama": Model("LlamaConfig", sizes(32, 48, 4, 2, 1e-5),
                          dict(r=4, lora_alpha=8, modules_to_save=[PROJECTOR],
@@ -137,13 +153,16 @@ MODELS = {
 
 
 def seed_of(name):
-    """The model's number among the text models, or among the models with images."""
+    """By default the model's number among the text models, or among the models with images."""
+    if MODELS[name].seed is not None:
+        return MODELS[name].seed
     return [n for n in MODELS if bool(MODELS[n].images) == bool(MODELS[name].images)].index(name)
 
 
 def config_of(model, wider=1):
     """wider: how many times as wide the model of text is."""
-    settings = {n: x * wider if n in ("hidden_size", "intermediate_size", "head_dim") else x for n, x in model.settings.items()}
+    settings = {n: x * wider if n in ("hidden_size", "intermediate_size", "moe_intermediate_size", "head_dim") else x
+                for n, x in model.settings.items()}
     config = text = getattr(transformers, model.config)(**settings)
     if model.images:
         kind, more = model.images.tower
@@ -152,8 +171,12 @@ def config_of(model, wider=1):
             image_seq_length=ROWS, vision_feature_select_strategy=model.images.strategy,
             multimodal_projector_bias=model.images.bias, vision_feature_layer=-2)
         config.tie_word_embeddings = text.tie_word_embeddings
-    config._attn_implementation = "eager"
+    config._attn_implementation = config._experts_implementation = "eager"
     return config
+
+
+def has_experts(config):
+    return hasattr(config, "num_experts_per_tok")
 
 
 def make_network(config, generator):
@@ -165,7 +188,7 @@ def make_network(config, generator):
         for name, p in network.named_parameters():
             noise = torch.randn(p.shape, generator=generator)
             p.copy_((0.3 if images else 1) * noise if "bias" in name else 1 + 0.2 * noise if p.dim() == 1 else
-                    noise / p[0].numel() ** 0.5)
+                    noise / (p.shape[2] if p.dim() == 3 else p[0].numel()) ** 0.5)      # of 3: experts
     return network
 
 
@@ -185,15 +208,19 @@ def load(folder, dtype=torch.float32):
     with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
         images = json.load(file)["model_type"] == "llava"
     network, info = (AutoModelForImageTextToText if images else AutoModelForCausalLM).from_pretrained(
-        folder, dtype=dtype, attn_implementation="eager", output_loading_info=True)
+        folder, dtype=dtype, attn_implementation="eager", experts_implementation="eager", output_loading_info=True)
     assert not any(info.values()), f"{folder}: {info}"
     return network.eval()
 
 
+def outputs(network, batch):
+    pictures = {"pixel_values": batch["pixels"]} if "pixels" in batch else {}
+    return network(input_ids=batch["tokens"].long(), **pictures)
+
+
 def forward(network, batch):
     """The logits of a batch."""
-    pictures = {"pixel_values": batch["pixels"]} if "pixels" in batch else {}
-    return network(input_ids=batch["tokens"].long(), **pictures).logits
+    return outputs(network, batch).logits
 
 
 def features_of(network, pixels):
