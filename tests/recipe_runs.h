@@ -22,9 +22,11 @@ typedef struct {
     int units;
 } Result;
 
+/* With experts, all of them compute each token: rounding cannot change the choice. */
 static inline ModelConfig wide(SmallModel a)
 {
     ModelConfig m = architecture(a);
+    m.experts.top_k = m.experts.count;
     m.d_model = 128;
     m.head_dim = 32;
     m.mlp_width = 256;

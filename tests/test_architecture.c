@@ -182,7 +182,7 @@ TEST(test_found)
     static const char *const classes[NUM_ARCHITECTURES] = {
         "LlamaForCausalLM", "LlamaForCausalLM",   "LlamaForCausalLM", "OlmoForCausalLM",
         "Olmo2ForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM", "Olmo3ForCausalLM",
-        "Qwen2ForCausalLM", "SmolLM3ForCausalLM",
+        "Qwen2ForCausalLM", "SmolLM3ForCausalLM", "OlmoeForCausalLM",
     };
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
         const ModelConfig m = architecture(a);

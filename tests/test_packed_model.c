@@ -196,11 +196,13 @@ static void check_apart(SmallModel a, const Batch *b, int changed)
     free(r.gradient), free(same.gradient);
 }
 
+/* Not with experts: the number of rows of an expert's GEMM depends on other documents, and its bits
+ * on the number of rows. */
 TEST(test_apart)
 {
     Batch b;
     Loader *l = open_packed(&b);
-    for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
+    for (SmallModel a = 0; a < OLMOE; a++)
         for (int n = (int)a % 3; n < B * T; n += 3)
             check_apart(a, &b, n);
     loader_close(l);

@@ -3,7 +3,8 @@
  * losses of 8 AdamW steps must agree in f32. So must adapters on all of them, against PEFT: the
  * folders of tests/golden/lora, their values after the steps, and the result of --export. So must
  * Muon in all models of text, against torch.optim.Muon. Models with images, made from pixels, get
- * the recorded features of their tower.
+ * the recorded features of their tower. Folders -aux have experts as one tensor
+ * per block, and the load-balancing loss of all blocks together.
  *
  * Bounds. Both sides round every operation to u = 2^-24. A logit has some 60 roundings in 2 layers,
  * 120 in 4, of sums over up to 96 products, a random walk of sqrt(120 * 96) u = 6.4e-6 of the
@@ -33,6 +34,7 @@
 #include "tests/test.h"
 #include "tests/exported.h"
 #include "tests/models.h"
+#include "tests/router_loss.h"
 
 enum { B = 2, T = 16, N = B * T, STEPS = 8 };
 
@@ -169,7 +171,7 @@ static void check_forward(Setup *s)
 {
     int V = s->config.model.embedding_size, vocab = s->config.model.vocab_size;
     step(s, 1, PASS_FORWARD);
-    float loss = (float)(take_losses(&s->model).loss / s->labels),
+    float loss = (float)(take_losses(&s->model).loss / s->labels + router_loss(&s->model)),
           *expected_loss = recorded(s, "loss", "F32", 1);
     float *expected = recorded(s, "logits", "F32", (size_t)N * vocab);
     float *all = malloc(4 * (size_t)N * V), *found = malloc(4 * (size_t)N * vocab);
@@ -181,11 +183,28 @@ static void check_forward(Setup *s)
     free(expected_loss), free(expected), free(all), free(found);
 }
 
+/* The losses of the router that the step reports. */
+static double reported_router_loss(const Setup *s)
+{
+    const Tensor sums = s->model.text.router.sums;
+    if (!sums.data)
+        return 0;
+    float *x = malloc(tensor_bytes(sums));
+    double loss = 0;
+    device_get(x, sums.data, tensor_bytes(sums));
+    for (int l = 0; l < sums.rows; l++)
+        loss += (double)x[(l + 1) * sums.cols - 1];
+    free(x);
+    return loss;
+}
+
 static double mean_loss_and_gradients(Setup *s)
 {
     fsdp_empty_grads(&s->store);
+    model_begin_step(&s->model, B);
     step(s, 1 / s->labels, PASS_COMPLETE);
-    return take_losses(&s->model).loss / s->labels;
+    const double router = reported_router_loss(s);
+    return take_losses(&s->model).loss / s->labels + router;
 }
 
 /* The name in an adapter's file, if the tensor is in one. */
@@ -459,6 +478,7 @@ static void test_projector(void **state)
     row("llama") row("llama-gqa-tied") row("llama-head-dim") row("olmo") row("olmo2") \
         row("mistral") row("mistral-full") row("qwen3") row("qwen3-tied") row("olmo3") \
             row("olmo3-default") row("ministral") row("qwen2") row("qwen2-tied") row("smollm3")
+#define EXPERT_MODELS(row) row("olmoe") row("qwen3-moe")
 #define IMAGE_MODELS(row) row("llava-llama") row("llava-mistral") row("llava-qwen3-tied")
 
 int main(void)
@@ -466,9 +486,9 @@ int main(void)
     device_init(0);
     TEXT_MODELS(PARITY)
     TEXT_MODELS(LORA_PARITY)
-    IMAGE_MODELS(PARITY)
-    IMAGE_MODELS(LORA_PARITY)
-    TEXT_MODELS(MUON_PARITY)
-    IMAGE_MODELS(PROJECTOR_PARITY)
-    return run_all_tests(NULL, NULL);
+    EXPERT_MODELS(PARITY)
+    EXPERT_MODELS(LORA_PARITY)
+    PARITY("olmoe-aux")
+    PARITY("qwen3-moe-aux") IMAGE_MODELS(PARITY) IMAGE_MODELS(LORA_PARITY) TEXT_MODELS(MUON_PARITY)
+        IMAGE_MODELS(PROJECTOR_PARITY) return run_all_tests(NULL, NULL);
 }

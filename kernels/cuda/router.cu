@@ -297,6 +297,34 @@ void backend_router_stats(Tensor stats, Tensor logits, Routing r)
     LAUNCH_CHECK();
 }
 
+/* One thread sums a column of stats; the last thread adds up the products of counts and sums of p,
+ * in the order of groups and experts. */
+__global__ static void sum_kernel(float *sums, const float *stats, int groups, int experts,
+                                  float factor)
+{
+    const int width = 2 * experts + 2, i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    float sum = 0;
+    if (i > width)
+        return;
+    for (int g = 0; g < groups; g++) {
+        const float *row = stats + (size_t)g * width;
+        if (i < width)
+            sum += row[i];
+        for (int e = 0; e < experts && i == width; e++)
+            sum += row[e] * row[experts + e];
+    }
+    sums[i] += i < width ? sum : factor * sum;
+}
+
+void backend_router_sum(Tensor sums, Tensor stats, int experts, float factor)
+{
+    check_router_sum(sums, stats, experts);
+    const int count = router_stats_width(experts) + 1;
+    sum_kernel<<<(unsigned)ceil_div(count, THREADS), THREADS, 0, device_stream()>>>(
+        (float *)sums.data, (const float *)stats.data, stats.rows, experts, factor);
+    LAUNCH_CHECK();
+}
+
 /* ---- backward -------------------------------------------------------------------------------- */
 
 /* Adds to g, the gradient with respect to p, that of the weights. */

@@ -135,6 +135,20 @@ static double *swiglu_output(const Telemetry *t, Tensor gate_up)
     return y;
 }
 
+/* Multiplies each row of act, which experts compute, by the weight of its assignment. */
+static void multiply_by_weights(double *act, const Routing *r, size_t rows, size_t F)
+{
+    const size_t count = (size_t)r->tokens * (size_t)r->top_k;
+    int *assignment = xmalloc(rows * sizeof *assignment);
+    float *weight = xmalloc(count * sizeof *weight);
+    device_get(assignment, r->assignment, rows * sizeof *assignment);
+    device_get(weight, r->weight, count * sizeof *weight);
+    for (size_t i = 0; i < rows * F; i++)
+        act[i] *= assignment[i / F] >= 0 ? (double)weight[assignment[i / F]] : 0;
+    free(weight);
+    free(assignment);
+}
+
 /* Measures the outliers of act, whatever its format is. */
 static void measure_outliers(Telemetry *t, int l, Tensor stored, const double *act)
 {
@@ -188,6 +202,9 @@ static void measure_block(Telemetry *t, int l, const UnitTensors *w)
     activation(t, "gate_up", l, a->gate_up_saved,
                a->xa_gate_up.data ? NULL : first_rows(t, a->gate_up_raw), CUT);
     double *act = swiglu_output(t, a->gate_up_saved);
+    if (t->config->model.experts.count > 0)
+        multiply_by_weights(act, &a->experts, measured_rows(t->model),
+                            (size_t)a->swiglu_operand.cols);
     measure_outliers(t, l, a->swiglu_operand, act);
     activation(t, "act", l, a->swiglu_operand, act, CUT);
 }
