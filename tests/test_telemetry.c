@@ -58,8 +58,9 @@ TEST(test_every_recipe)
             }
             assert_int_equal(isfinite(metric(&s, "quant/x1/1/saturation")),
                              format_is_fp8(r->saved_norm_input));
+            /* a router reads the norm's output before it is encoded */
             assert_int_equal(isfinite(metric(&s, "quant/h1/0/saturation")),
-                             format_is_fp8(r->operand));
+                             format_is_fp8(r->operand) && a != OLMOE);
             assert_int_equal(isfinite(metric(&s, "quant/qkv/0/saturation")),
                              format_is_fp8(r->saved_qkv));
             assert_int_equal(isfinite(metric(&s, "quant/gate_up/1/error")),
