@@ -87,7 +87,8 @@ static void bench_experts_matrix(const ExpertShape *s, Routing r, const char *na
     char text[48];
     const int rows = routing_rows(s->N, s->E, s->k);
     const double flops = 2.0 * s->N * s->k * O * C;
-    Tensor x = make_rows(fp8 ? E4M3_ : BF16_, s, r, C), dy = make_rows(fp8 ? E5M2_ : BF16_, s, r, O),
+    Tensor x = make_rows(fp8 ? E4M3_ : BF16_, s, r, C),
+           dy = make_rows(fp8 ? E5M2_ : BF16_, s, r, O),
            w = make_matrices(fp8 ? E4M3_ : BF16_, s->E, O, C);
     Tensor y = make(BF16_, rows, O), dx = make(BF16_, rows, C), dw = make(BF16_, s->E * O, C),
            empty = dw;
@@ -124,8 +125,7 @@ static void bench_experts_rows(const ExpertShape *s, Routing r, Tensor logits)
     TIME_BYTES(experts_label(s, "router_stats", NULL), p, router_stats(stats, logits, r));
     TIME_BYTES(experts_label(s, "route_backward", NULL), 1.5 * p,
                route_backward(dlogits, dweight.data, logits, r, true, stats, 1e-6f, 1e-6f));
-    TIME_BYTES(experts_label(s, "gather bf16", NULL), 2 * n + 2 * a,
-               experts_gather(y, x, NULL, r));
+    TIME_BYTES(experts_label(s, "gather bf16", NULL), 2 * n + 2 * a, experts_gather(y, x, NULL, r));
     TIME_BYTES(experts_label(s, "gather FP8", NULL), 4 * n + a,
                experts_gather(rows_only(codes), x, NULL, r));
     TIME_BYTES(experts_label(s, "gather FP8 and transposed", NULL), 4 * n + 2 * a,
@@ -146,10 +146,9 @@ static void bench_experts_swiglu(const ExpertShape *s, Routing r)
            dwide = with_range(make_operand(E5M2_, rows, 2 * F));
     TIME_IN_RANGE(experts_label(s, "in range: swiglu", NULL), (4 + 2.125 + 1) * f,
                   experts_swiglu(rows_only(act), gate_up, wide, r, FROM_EXACT));
-    TIME_IN_RANGE(experts_label(s, "in range: swiglu_backward, act", NULL),
-                  (2 * 4.125 + 5) * f,
-                  experts_swiglu_backward(dwide, transpose_only(act), dweight.data, dact, gate_up,
-                                          r));
+    TIME_IN_RANGE(
+        experts_label(s, "in range: swiglu_backward, act", NULL), (2 * 4.125 + 5) * f,
+        experts_swiglu_backward(dwide, transpose_only(act), dweight.data, dact, gate_up, r));
     TIME_BYTES(experts_label(s, "swiglu_backward bf16, act", NULL), 12 * f,
                experts_swiglu_backward(wide, dact, dweight.data, dact, wide, r));
 }

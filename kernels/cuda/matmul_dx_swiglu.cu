@@ -83,8 +83,8 @@ struct Backward : BackwardShape {
     const int group, rows;
     float inverse, act_inverse, m;
     float factor[2], dweight[2]; /* of the thread's two tokens, if WEIGHTED */
-    FusedTile at; /* origin of the tile that the warpgroup holds; column -1: none */
-    Raw raw[2];    /* elements of the thread's two tokens, for the next strip */
+    FusedTile at;                /* origin of the tile that the warpgroup holds; column -1: none */
+    Raw raw[2];                  /* elements of the thread's two tokens, for the next strip */
     float gate_scale, up_scale;
     uint32_t codes[TRANSPOSED][2][2]; /* [token][half] */
 
@@ -341,8 +341,7 @@ void backend_matmul_dx_swiglu(Tensor dgate_up, Tensor act, Tensor dact, Tensor d
     FusedMaps maps = {};
     CHECK_TENSOR(w, C, F);
     CHECK_TENSOR(dact, N, F);
-    if (!is_deep_enough<BackwardShape>(C) ||
-        !fits(&maps, dgate_up, act, dact, dy, w, 1, gate_up)) {
+    if (!is_deep_enough<BackwardShape>(C) || !fits(&maps, dgate_up, act, dact, dy, w, 1, gate_up)) {
         backend_matmul_dx(dact, dy, w, false);
         backend_swiglu_backward(dgate_up, act, dact, {}, gate_up);
         return;
@@ -373,8 +372,8 @@ void backend_experts_matmul_dx_swiglu(Tensor dgate_up, Tensor act, float *dweigh
     check_groups(OPERATION, "gate_up", gate_up, R, 2 * F);
     float *parts = (float *)device_scratch((size_t)tiles * R * sizeof(float), SCRATCH_0);
     launch<false>(backward_job<OfExperts>(experts_job(fused_job(dy, w, F), r), dgate_up, act,
-                                          gate_up,
-                                          { r.first + r.experts, r.assignment, r.weight }, parts),
+                                          gate_up, { r.first + r.experts, r.assignment, r.weight },
+                                          parts),
                   maps, dgate_up);
     add_dweight_kernel<<<(unsigned)ceil_div(R, 256), 256, 0, device_stream()>>>(
         dweight, parts, r.first + r.experts, tiles, R);

@@ -126,8 +126,7 @@ __device__ inline FusedTile warpgroup_tile(FusedTile at, int group)
 
 /* Calls f(tile) for all tiles of this block. */
 template <class End, class F>
-__device__ inline void each_fused_tile(const FusedShared<End> &s, const typename End::Job &job,
-                                       F f)
+__device__ inline void each_fused_tile(const FusedShared<End> &s, const typename End::Job &job, F f)
 {
     const int rank = blockIdx.x % FUSED_PAIR;
     for (int i = blockIdx.x / FUSED_PAIR; i < s.work.template tiles<End::ACROSS>(job);

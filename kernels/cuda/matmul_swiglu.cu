@@ -133,9 +133,8 @@ struct Forward : ForwardShape {
         } else {
 #pragma unroll
             for (int i = 0; i < 16; i++)
-                act[i / 8][i % 8] =
-                    gate[i / 8][i % 8] * quick_sigmoid(gate[i / 8][i % 8]) * up[i / 8][i % 8] *
-                    factor[below];
+                act[i / 8][i % 8] = gate[i / 8][i % 8] * quick_sigmoid(gate[i / 8][i % 8]) *
+                                    up[i / 8][i % 8] * factor[below];
             if constexpr (FACTORS)
 #pragma unroll
                 for (int k = 0; k < 2; k++)
@@ -180,8 +179,9 @@ ForwardJob<Product> forward_job(typename Product::Work::Job job, Tensor act, Ten
                                 typename Product::Rows rows)
 {
     const AmaxProbe probe = amax_probe_new();
-    return { job, tile_out_in_range(act, probe), group_out(gate_up), act.channel, probe, false,
-             rows };
+    return {
+        job, tile_out_in_range(act, probe), group_out(gate_up), act.channel, probe, false, rows
+    };
 }
 
 } // namespace
