@@ -30,12 +30,12 @@ constexpr int TRANSPOSED = 3; /* gradients of gate and of up, and act */
 struct Dense {
     typedef OneMatrix Work;
     typedef EveryRow Rows;
-    static constexpr bool WEIGHTED = false;
+    enum { WEIGHTED = false };
 };
 struct OfExperts {
     typedef MatrixOfEach Work;
     typedef AssignedRows Rows;
-    static constexpr bool WEIGHTED = true;
+    enum { WEIGHTED = true };
 };
 
 /* Product: Dense or OfExperts. */
@@ -59,7 +59,7 @@ template <bool FACTORS, class Product>
 struct Backward : BackwardShape {
     typedef BackwardJob<Product> Job;
     typedef typename Product::Work Work;
-    static constexpr bool WEIGHTED = Product::WEIGHTED;
+    enum { WEIGHTED = Product::WEIGHTED };
 
     struct TransposedCodes {
         uint8_t codes[TRANSPOSED][STRIP * 64];
