@@ -19,8 +19,7 @@ namespace
 {
 
 constexpr int TILE_ROWS = 128, PAIR = 2, CONSUMERS = 256, THREADS = CONSUMERS + 128;
-constexpr int ROW_BYTES = 128, PANEL = 64 * ROW_BYTES; /* of a stage; of 64 rows */
-constexpr int TOGETHER = 8;
+constexpr int ROW_BYTES = 128; /* of a stage */
 
 struct Job {
     GroupedKind kind;
@@ -74,6 +73,8 @@ __host__ __device__ inline int pairs_of(const Job &job, int rows)
 }
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+constexpr int PANEL = 64 * ROW_BYTES, TOGETHER = 8;
 
 /* Rows of out. TOGETHER pairs loop over all columns together, and stay in the L2 cache. */
 template <int WIDTH>

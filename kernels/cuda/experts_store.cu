@@ -15,10 +15,14 @@ struct StoreJob : W::Job {
     bool adds;
 };
 
-template <class W, DType A>
-struct Store {
-    static constexpr int ACROSS = FUSED_WEIGHTS, PARTS = 8;
+template <DType A>
+struct StoreShape {
+    enum { ACROSS = FUSED_WEIGHTS, PARTS = 8 };
     static constexpr DType TOKENS = A;
+};
+
+template <class W, DType A>
+struct Store : StoreShape<A> {
     typedef W Work;
     typedef StoreJob<W> Job;
     struct Staging {
@@ -121,8 +125,8 @@ bool run(const GroupedGemm &g)
     const int a_rows = dw ? g.a.cols : g.a.rows, terms = dw ? g.a.rows : g.a.cols,
               b_rows = dw ? g.b.cols : g.r.experts * g.out.cols;
     FusedMaps maps = {};
-    if (!is_fusable(a, g.a, A) || !is_fusable(b, g.b, E4M3) || a_rows % 16 || terms % 16 ||
-        !fused_map(&maps.x, a, a_rows, terms, rows, FUSED_TOKENS, FUSED_DEPTH) ||
+    if (!is_fusable(a, g.a, StoreShape<A>::TOKENS) || !is_fusable(b, g.b, E4M3) || a_rows % 16 ||
+        terms % 16 || !fused_map(&maps.x, a, a_rows, terms, rows, FUSED_TOKENS, FUSED_DEPTH) ||
         !fused_map(&maps.w, b, b_rows, terms, columns, FUSED_WEIGHTS / FUSED_PAIR, FUSED_DEPTH))
         return false;
     return dw ? launch<SumOfEach, A>(g, maps, a_rows, terms)
