@@ -7,6 +7,8 @@
 #pragma once
 #include "kernels/cuda/vector.cuh"
 
+enum { MOST_EXPERTS = 256 }; /* whose first rows fit in shared memory */
+
 typedef enum { GROUPED_MATMUL, GROUPED_DX, GROUPED_DW } GroupedKind;
 
 /* The tensors as the operations have them: x, dy and dy as a; w, w and x as b. */
@@ -40,6 +42,7 @@ __device__ inline int expert_of(const int *first, int experts, int row)
     return low;
 }
 
-/* experts_sm90.cu: returns false, without doing anything, if the kernel does not support the
- * operands. */
+/* experts_store.cu and experts_sm90.cu: return false, without doing anything, if their kernel does not
+ * support the operands. */
+bool grouped_gemm_fused(const GroupedGemm &g);
 bool grouped_gemm_sm90(const GroupedGemm &g);

@@ -165,7 +165,7 @@ void run_anywhere(const GroupedGemm &g)
 
 void run(const GroupedGemm &g)
 {
-    if (!grouped_gemm_sm90(g))
+    if (!grouped_gemm_fused(g) && !grouped_gemm_sm90(g))
         run_anywhere(g);
 }
 
@@ -189,18 +189,4 @@ void backend_experts_matmul_dw(Tensor dw, Tensor dy, Tensor x, Routing r)
         return;
     check_experts_matmul_dw(dw, dy, x, r);
     run({ GROUPED_DW, dw, dy, x, r });
-}
-
-void backend_experts_matmul_swiglu(Tensor act, Tensor gate_up, Tensor wide, Tensor x, Tensor w,
-                                   Routing r)
-{
-    backend_experts_matmul(wide, x, w, r);
-    backend_experts_swiglu(act, gate_up, wide, r, FROM_EXACT);
-}
-
-void backend_experts_matmul_dx_swiglu(Tensor dgate_up, Tensor act, float *dweight, Tensor dact,
-                                      Tensor dy, Tensor w, Tensor gate_up, Routing r)
-{
-    backend_experts_matmul_dx(dact, dy, w, r);
-    backend_experts_swiglu_backward(dgate_up, act, dweight, dact, gate_up, r);
 }

@@ -19,8 +19,7 @@ namespace
 {
 
 constexpr int TILE_ROWS = 128, PAIR = 2, CONSUMERS = 256, THREADS = CONSUMERS + 128;
-constexpr int ROW_BYTES = 128, PANEL = 64 * ROW_BYTES; /* of a stage; of 64 rows */
-constexpr int MOST_EXPERTS = 256, TOGETHER = 8;
+constexpr int ROW_BYTES = 128; /* of a stage */
 
 struct Job {
     GroupedKind kind;
@@ -75,6 +74,8 @@ __host__ __device__ inline int pairs_of(const Job &job, int rows)
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
+constexpr int PANEL = 64 * ROW_BYTES, TOGETHER = 8;
+
 /* Rows of out. TOGETHER pairs loop over all columns together, and stay in the L2 cache. */
 template <int WIDTH>
 __device__ Tile tile_of_rows(const Job &job, const int *first, int pair, int rank)
@@ -83,10 +84,14 @@ __device__ Tile tile_of_rows(const Job &job, const int *first, int pair, int ran
               across = up(job.cols, WIDTH), begin = pair / (TOGETHER * across) * TOGETHER;
     const int count = min(TOGETHER, all - begin), i = pair - begin * across;
     const int row = (begin + i % count) * PAIR * TILE_ROWS, below = row + TILE_ROWS;
-    const int expert[PAIR] = { expert_of(first, job.experts, row),
-                               expert_of(first, job.experts, min(below, rows - 1)) };
-    return { expert[rank], row + rank * TILE_ROWS,       i / count * WIDTH, 0,
-             job.terms,    expert[0] == expert[PAIR - 1] };
+    const int upper = expert_of(first, job.experts, row),
+              lower = expert_of(first, job.experts, min(below, rows - 1));
+    return { rank == 0 ? upper : lower,
+             rank == 0 ? row : below,
+             i / count * WIDTH,
+             0,
+             job.terms,
+             upper == lower };
 }
 
 template <int WIDTH>

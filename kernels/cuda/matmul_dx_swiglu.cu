@@ -11,9 +11,13 @@
  * shared memory. There the columns have the order of the weights' positions, and TMA writes them to
  * the right addresses.
  *
+ * For experts, a tile's rows are those of one expert, the gradient of act and act are multiplied by
+ * the weights of their rows, and a row's part of dweight is summed for each tile (experts_fused.cuh).
+ * There a stage overlaps with several parts, if necessary.
+ *
  * dgate_up is encoded with its reused scale. If the range was exceeded, a second launch recomputes
  * all of dgate_up; else this launch returns at once. */
-#include "kernels/cuda/matmul_fused.cuh"
+#include "kernels/cuda/experts_fused.cuh"
 #include "kernels/cuda/swiglu.cuh"
 
 namespace
@@ -23,22 +27,40 @@ namespace
 constexpr int STRIP = 32, STRIPS = FUSED_WEIGHTS / STRIP;
 constexpr int TRANSPOSED = 3; /* gradients of gate and of up, and act */
 
-struct BackwardJob : FusedJob {
+struct Dense {
+    typedef OneMatrix Work;
+    typedef EveryRow Rows;
+    enum { WEIGHTED = false };
+};
+struct OfExperts {
+    typedef MatrixOfEach Work;
+    typedef AssignedRows Rows;
+    enum { WEIGHTED = true };
+};
+
+/* Product: Dense or OfExperts. */
+template <class Product>
+struct BackwardJob : Product::Work::Job {
     TileOut dgate_up, act; /* act.data_t may be NULL; a NULL copy is not written */
     const float *channel;  /* factors of act's columns, for FACTORS */
     GroupReader<Known<E4M3>, Known<4>> gate_up;
     AmaxProbe probe;
     bool only_exceeded; /* the launch runs only if the range was exceeded */
+    typename Product::Rows factors;
+    float *dweight; /* (tiles across, R): parts of dweight, if WEIGHTED */
 };
 
 struct BackwardShape {
     static constexpr int ACROSS = FUSED_WEIGHTS, PARTS = 4 * STRIPS;
     static constexpr DType TOKENS = E5M2;
-    typedef BackwardJob Job;
 };
 
-template <bool FACTORS>
+template <bool FACTORS, class Product>
 struct Backward : BackwardShape {
+    typedef BackwardJob<Product> Job;
+    typedef typename Product::Work Work;
+    enum { WEIGHTED = Product::WEIGHTED };
+
     struct TransposedCodes {
         uint8_t codes[TRANSPOSED][STRIP * 64];
     };
@@ -53,21 +75,22 @@ struct Backward : BackwardShape {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
     struct Raw {
-        decltype(Job::gate_up)::Raw gate, up;
+        typename decltype(Job::gate_up)::Raw gate, up;
     };
 
     const Job &job;
     Staging &staging;
-    const int group;
+    const int group, rows;
     float inverse, act_inverse, m;
-    TileOrigin at; /* origin of the tile that the warpgroup holds; column -1: none */
-    Raw raw[2];    /* elements of the thread's two tokens, for the next strip */
+    float factor[2], dweight[2]; /* of the thread's two tokens, if WEIGHTED */
+    FusedTile at;                /* origin of the tile that the warpgroup holds; column -1: none */
+    Raw raw[2];                  /* elements of the thread's two tokens, for the next strip */
     float gate_scale, up_scale;
     uint32_t codes[TRANSPOSED][2][2]; /* [token][half] */
 
-    static __device__ int weights(const Job &, int column, int part)
+    static __device__ int weights(const Job &job, const FusedTile &at, int part)
     {
-        return (column + part * FUSED_WEIGHTS / FUSED_PAIR) / STRIP;
+        return (at.matrix * job.F + at.column + part * FUSED_WEIGHTS / FUSED_PAIR) / STRIP;
     }
 
     static __device__ bool done(const Job &job)
@@ -83,9 +106,9 @@ struct Backward : BackwardShape {
         }
     }
 
-    __device__ Backward(const Job &job, Staging &staging, int group)
-        : job(job), staging(staging), group(group), m(0), at{ 0, -1 }, raw{}, gate_scale(0),
-          up_scale(0), codes{}
+    __device__ Backward(const Job &job, Staging &staging, int group, int rows)
+        : job(job), staging(staging), group(group), rows(rows), m(0), factor{}, dweight{},
+          at{ 0, -1 }, raw{}, gate_scale(0), up_scale(0), codes{}
     {
         inverse = 1.0f / tile_scale(job.dgate_up, *tile_scale_from(job.dgate_up));
         act_inverse = job.act.data_t ? 1.0f / *job.act.scale : 0.0f;
@@ -106,15 +129,51 @@ struct Backward : BackwardShape {
     __device__ void fetch(int strip, int i)
     {
         const size_t from = gate_at(strip, i);
-        const int left = row() < job.N ? 8 : 0;
+        const int left = row() < rows ? 8 : 0;
         raw[i] = { job.gate_up.at(from, left), job.gate_up.at(from + job.F, left) };
     }
 
-    __device__ void expect(TileOrigin origin)
+    __device__ void expect(FusedTile origin)
     {
         at = origin;
         fetch(0, 0);
         fetch(0, 1);
+        if constexpr (WEIGHTED)
+            for (int i = 0; i < 2; i++) {
+                factor[i] = job.factors.factor_before(rows, row() + i);
+                dweight[i] = 0;
+            }
+    }
+
+    /* d is the gradient of act. As swiglu_gradients, with the weight of the thread's token i. */
+    __device__ void gradients(float (&gate)[4], float (&up)[4], float (&act)[4], float (&d)[4],
+                              int i)
+    {
+        float unweighted[4];
+        if constexpr (WEIGHTED)
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                unweighted[k] = d[k], d[k] *= factor[i];
+        swiglu_gradients<true>(gate, up, act, d);
+        if constexpr (WEIGHTED)
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                dweight[i] += unweighted[k] * act[k];
+                act[k] *= factor[i];
+            }
+    }
+
+    /* Four threads have the columns of a token. */
+    __device__ void store_dweight()
+    {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            float sum = dweight[i];
+            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+            if (threadIdx.x % 4 == 0 && row() < rows)
+                job.dweight[(size_t)(at.column / ACROSS) * job.N + row() + i] = sum;
+        }
     }
 
     __device__ static void multiply(float (&v)[4], float4 by)
@@ -139,7 +198,7 @@ struct Backward : BackwardShape {
         if (half == 1 && strip + 1 < STRIPS)
             fetch(strip + 1, i);
         unpack(d, held, 8 * strip + 4 * half + i);
-        swiglu_gradients<true>(gate, up, act, d);
+        gradients(gate, up, act, d, i);
         if constexpr (FACTORS)
             multiply(act, *(const float4 *)(job.channel + at.column + STRIP * strip +
                                             8 * (threadIdx.x % 4) + 4 * half));
@@ -147,7 +206,7 @@ struct Backward : BackwardShape {
         codes[0][i][half] = encode_four<E5M2>(gate, inverse);
         codes[1][i][half] = encode_four<E5M2>(up, inverse);
         codes[2][i][half] = encode_four<E4M3>(act, act_inverse);
-        if (half == 1 && row() < job.N) {
+        if (half == 1 && row() < rows) {
             *(uint2 *)(job.dgate_up.data + gate_at(strip, i)) =
                 make_uint2(codes[0][i][0], codes[0][i][1]);
             *(uint2 *)(job.dgate_up.data + gate_at(strip, i) + job.F) =
@@ -155,6 +214,8 @@ struct Backward : BackwardShape {
         }
         if (part % 4 == 3)
             store_columns(strip);
+        if (WEIGHTED && part == PARTS - 1)
+            store_dweight();
     }
 
     /* Stores a tile of 32 positions by 64 tokens, in rows of 64 bytes. TMA reads chunk c of row r
@@ -183,14 +244,14 @@ struct Backward : BackwardShape {
     /* Called by one thread. Stores the transposed codes of a warpgroup's tile, whose first token is
      * at.token. */
     static __device__ void carry(Staging &staging, const Job &job, const FusedMaps &maps,
-                                 TileOrigin at, int group)
+                                 FusedTile at, int group, int rows)
     {
         for (int strip = 0; strip < STRIPS; strip++) {
             const TransposedCodes &from = staging.transposed[group][strip % 2];
             const int column = at.column / STRIP + strip;
             barrier_wait(&staging.full[group][strip % 2], strip / 2 % 2);
             fence_async();
-            if (at.token < job.N) {
+            if (at.token < rows) {
                 store_box(&maps.out[0], at.token, column, from.codes[0]);
                 store_box(&maps.out[0], at.token, job.F / STRIP + column, from.codes[1]);
                 if (job.act.data_t)
@@ -210,8 +271,9 @@ struct Backward : BackwardShape {
 #endif
 };
 
+/* w has `matrices` matrices (C,F). */
 bool fits(FusedMaps *maps, Tensor dgate_up, Tensor act, Tensor dact, Tensor dy, Tensor w,
-          Tensor gate_up)
+          int matrices, Tensor gate_up)
 {
     const RowOrder tokens = { 16, { 8, 2, 1 }, { 2, 1, 16 } },
                    weights = { 32, { 2, 4, 4 }, { 1, 8, 2 } };
@@ -222,24 +284,52 @@ bool fits(FusedMaps *maps, Tensor dgate_up, Tensor act, Tensor dact, Tensor dy, 
            (!has_act || (is_fusable(act.data_t, act, E4M3) && !act.data)) &&
            dact.format.dtype == BF16 && gate_up.format.dtype == E4M3 &&
            gate_up.format.group == 16 && (uintptr_t)gate_up.data % 8 == 0 &&
-           dact.cols % FUSED_WEIGHTS == 0 && dy.rows % 16 == 0 &&
-           is_deep_enough<BackwardShape>(dy.cols) &&
+           dact.cols % FUSED_WEIGHTS == 0 && dy.rows % 16 == 0 && dy.cols % 16 == 0 &&
            fused_map(&maps->x, dy.data, dy.rows, dy.cols, tokens, FUSED_TOKENS, FUSED_DEPTH) &&
-           fused_map(&maps->w, w.data_t, w.cols, w.rows, weights, FUSED_WEIGHTS / FUSED_PAIR,
-                     FUSED_DEPTH) &&
+           fused_map(&maps->w, w.data_t, matrices * w.cols, w.rows / matrices, weights,
+                     FUSED_WEIGHTS / FUSED_PAIR, FUSED_DEPTH) &&
            fused_map(&maps->out[0], dgate_up.data_t, dgate_up.cols, dgate_up.rows, weights, STRIP,
                      64) &&
            (!has_act ||
             fused_map(&maps->out[1], act.data_t, act.cols, act.rows, weights, STRIP, 64));
 }
 
-template <bool FACTORS>
-void launch(BackwardJob job, const FusedMaps &maps, Tensor dgate_up)
+template <bool FACTORS, class Product>
+void launch(BackwardJob<Product> job, const FusedMaps &maps, Tensor dgate_up)
 {
-    launch_fused<Backward<FACTORS>>(job, maps);
+    launch_fused<Backward<FACTORS, Product>>(job, maps);
     job.dgate_up = tile_out_recode(dgate_up, job.probe);
     job.only_exceeded = true;
-    launch_fused<Backward<FACTORS>>(job, maps);
+    launch_fused<Backward<FACTORS, Product>>(job, maps);
+}
+
+template <class Product>
+BackwardJob<Product> backward_job(typename Product::Work::Job job, Tensor dgate_up, Tensor act,
+                                  Tensor gate_up, typename Product::Rows rows, float *dweight)
+{
+    const AmaxProbe probe = amax_probe_new();
+    return { job,
+             tile_out_in_range(dgate_up, probe),
+             tile_out(act, NULL),
+             act.channel,
+             group_reader(gate_up, Known<E4M3>{}),
+             probe,
+             false,
+             rows,
+             dweight };
+}
+
+/* dweight[row] = the sum of its parts, for the rows in use. */
+__global__ void add_dweight_kernel(float *dweight, const float *parts, const int *last, int count,
+                                   int R)
+{
+    const int row = blockIdx.x * blockDim.x + threadIdx.x;
+    float sum = 0;
+    if (row >= *last)
+        return;
+    for (int i = 0; i < count; i++)
+        sum += parts[(size_t)i * R + row];
+    dweight[row] = sum;
 }
 
 } // namespace
@@ -251,7 +341,7 @@ void backend_matmul_dx_swiglu(Tensor dgate_up, Tensor act, Tensor dact, Tensor d
     FusedMaps maps = {};
     CHECK_TENSOR(w, C, F);
     CHECK_TENSOR(dact, N, F);
-    if (!fits(&maps, dgate_up, act, dact, dy, w, gate_up)) {
+    if (!is_deep_enough<BackwardShape>(C) || !fits(&maps, dgate_up, act, dact, dy, w, 1, gate_up)) {
         backend_matmul_dx(dact, dy, w, false);
         backend_swiglu_backward(dgate_up, act, dact, {}, gate_up);
         return;
@@ -261,13 +351,31 @@ void backend_matmul_dx_swiglu(Tensor dgate_up, Tensor act, Tensor dact, Tensor d
     if (tensor_exists(act))
         check_operand("matmul_dx_swiglu", "act", act, N, F);
     const bool has_factors = tensor_exists(act) && act.channel;
-    const AmaxProbe probe = amax_probe_new();
-    const BackwardJob job = { fused_job(dy, w, F),
-                              tile_out_in_range(dgate_up, probe),
-                              tile_out(act, NULL),
-                              act.channel,
-                              group_reader(gate_up, Known<E4M3>{}),
-                              probe,
-                              false };
-    (has_factors ? launch<true> : launch<false>)(job, maps, dgate_up);
+    const BackwardJob<Dense> job =
+        backward_job<Dense>(fused_job(dy, w, F), dgate_up, act, gate_up, {}, NULL);
+    (has_factors ? launch<true, Dense> : launch<false, Dense>)(job, maps, dgate_up);
+}
+
+void backend_experts_matmul_dx_swiglu(Tensor dgate_up, Tensor act, float *dweight, Tensor dact,
+                                      Tensor dy, Tensor w, Tensor gate_up, Routing r)
+{
+    const int R = dy.rows, F = w.cols, tiles = F / BackwardShape::ACROSS;
+    FusedMaps maps = {};
+    check_experts_matmul_dx(dact, dy, w, r);
+    check_experts_swiglu_backward(dgate_up, act, dweight, dact, gate_up, r);
+    if (r.experts > MOST_EXPERTS || !fits(&maps, dgate_up, act, dact, dy, w, r.experts, gate_up)) {
+        backend_experts_matmul_dx(dact, dy, w, r);
+        backend_experts_swiglu_backward(dgate_up, act, dweight, dact, gate_up, r);
+        return;
+    }
+    check_operand(OPERATION, "dgate_up", dgate_up, R, 2 * F);
+    check_groups(OPERATION, "gate_up", gate_up, R, 2 * F);
+    float *parts = (float *)device_scratch((size_t)tiles * R * sizeof(float), SCRATCH_0);
+    launch<false>(backward_job<OfExperts>(experts_job(fused_job(dy, w, F), r), dgate_up, act,
+                                          gate_up, { r.first + r.experts, r.assignment, r.weight },
+                                          parts),
+                  maps, dgate_up);
+    add_dweight_kernel<<<(unsigned)ceil_div(R, 256), 256, 0, device_stream()>>>(
+        dweight, parts, r.first + r.experts, tiles, R);
+    LAUNCH_CHECK();
 }

@@ -14,20 +14,31 @@
  *
  * Sums use short accumulators, and add 32 terms at a time, in their order, as cuBLASLt does.
  *
+ * A Work, in shared memory, says which tiles there are:
+ *     Job                                     a FusedJob, and what else the Work needs
+ *     DEEP                                    sums have at least as many stages as parts
+ *     void start(job)                         called by all threads
+ *     int  most<ACROSS>(job)                  number of pairs of tiles, or more; on the host
+ *     int  tiles<ACROSS>(job)                 number of pairs of tiles
+ *     FusedTile tile<ACROSS>(job, i, rank)    this block's tile of the i-th pair
+ *     int  rows(job)                          the token after the last one
+ *
  * An End is the operation on the sums:
+ *     Work                                    as above
  *     ACROSS                                  number of columns of its result per tile
  *     PARTS                                   number of parts of finishing a tile; each part overlaps with one or more stages
  *     TOKENS                                  the format of tokens; weights are E4M3
- *     Job : FusedJob, Staging                 arguments and shared memory of the operation
- *     int  weights(job, column, part)         coordinate of half a tile's weights in their map
+ *     Job : Work::Job, Staging                arguments and shared memory of the operation
+ *     int  weights(job, at, part)             coordinate of half a tile's weights in their map
  *     bool done(job)                          returns true if there is nothing to do
  *     void init(staging)                      called by one thread
- *     End(job, staging, group)                one per warpgroup
- *     void expect(at)                         gets the position of the next sums; called after the last part of the held sums
+ *     End(job, staging, group, rows)          one per warpgroup
+ *     void expect(at)                         gets the warpgroup's tile of the next sums; called after the last part of the held
+ *                                             sums
  *     void finish(held, part)                 finishes a part of the held sums, part by part in order; before the first
  *                                             expect() no sums are held, and finish does nothing
  *     void end()                              after the last part
- *     void carry(staging, job, maps, at, group)       called by another thread for each tile: stores the results in `staging` */
+ *     void carry(staging, job, maps, at, group, rows) called by another thread for each tile: stores the results in `staging` */
 #pragma once
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/tensor_map.cuh"
@@ -56,21 +67,26 @@ struct FusedStage {
 
 /* Readers wait for the "full" barrier, the next writer waits for the "empty" barrier. Readers of
  * both blocks arrive at "empty" in both blocks. */
-template <class Staging>
+template <class End>
 struct alignas(1024) FusedShared {
     FusedStage stage[FUSED_STAGES];
-    Staging staging;
+    typename End::Staging staging;
     Barrier full[FUSED_STAGES], empty[FUSED_STAGES];
+    typename End::Work work;
 };
 
-/* The first column, and the first token, of the tiles of both blocks, or of a warpgroup's tile. */
-struct TileOrigin {
-    int token, column;
+/* The tile of a block or of a warpgroup. */
+struct FusedTile {
+    int token, column; /* the first ones */
+    int begin, end;    /* terms of the sums */
+    int matrix;        /* number of the matrix of weights, and of its scale */
+    int row;           /* row of the result that belongs to token 0 */
+    bool paired;       /* the blocks have the same weights */
 };
 
-__host__ __device__ inline int fused_pairs(const FusedJob &job)
+__host__ __device__ inline int fused_pairs(int tokens)
 {
-    return (job.N + FUSED_PAIR * FUSED_TOKENS - 1) / (FUSED_PAIR * FUSED_TOKENS);
+    return (tokens + FUSED_PAIR * FUSED_TOKENS - 1) / (FUSED_PAIR * FUSED_TOKENS);
 }
 
 /* Returns the number of stages (FUSED_DEPTH terms each) in which a tile's sums of C terms are
@@ -80,12 +96,6 @@ __host__ __device__ inline int fused_stages(int C)
     return (C + FUSED_DEPTH - 1) / FUSED_DEPTH;
 }
 
-template <class End>
-__host__ __device__ inline int fused_tiles(const FusedJob &job)
-{
-    return fused_pairs(job) * (job.F / End::ACROSS);
-}
-
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 constexpr int FUSED_SUMS = 64 * FUSED_WEIGHTS / 128; /* number of sums of a tile per thread */
@@ -93,61 +103,80 @@ constexpr int FUSED_SUMS = 64 * FUSED_WEIGHTS / 128; /* number of sums of a tile
  * cache */
 constexpr int TOGETHER = 8;
 
-template <class End>
-__device__ inline TileOrigin tile_origin(const FusedJob &job, int tile)
+/* Returns tile number i of all pairs of tiles of `tokens` tokens. */
+template <int ACROSS>
+__device__ inline FusedTile fused_tile(const FusedJob &job, int tokens, int i, int rank)
 {
-    const int across = job.F / End::ACROSS, first = tile / (TOGETHER * across) * TOGETHER;
-    const int count = min(TOGETHER, fused_pairs(job) - first), i = tile - first * across;
-    return { (first + i % count) * FUSED_PAIR * FUSED_TOKENS, i / count * End::ACROSS };
+    const int across = job.F / ACROSS, first = i / (TOGETHER * across) * TOGETHER;
+    const int count = min(TOGETHER, fused_pairs(tokens) - first);
+    i -= first * across;
+    return { ((first + i % count) * FUSED_PAIR + rank) * FUSED_TOKENS,
+             i / count * ACROSS,
+             0,
+             job.C,
+             0,
+             0,
+             true };
 }
 
-/* Returns the position of one warpgroup's tile. */
-__device__ inline TileOrigin warpgroup_origin(TileOrigin at, int rank, int group)
+__device__ inline FusedTile warpgroup_tile(FusedTile at, int group)
 {
-    return { at.token + rank * FUSED_TOKENS + 64 * group, at.column };
+    at.token += 64 * group;
+    return at;
 }
 
-/* Called by one thread. Loads tokens and weights. rank: number of this block in the cluster. */
+/* Calls f(tile) for all tiles of this block. */
+template <class End, class F>
+__device__ inline void each_fused_tile(const FusedShared<End> &s, const typename End::Job &job, F f)
+{
+    const int rank = blockIdx.x % FUSED_PAIR;
+    for (int i = blockIdx.x / FUSED_PAIR; i < s.work.template tiles<End::ACROSS>(job);
+         i += gridDim.x / FUSED_PAIR)
+        f(s.work.template tile<End::ACROSS>(job, i, rank));
+}
+
+/* Called by one thread. Loads tokens and weights. */
 template <class End>
-__device__ void load(FusedShared<typename End::Staging> &s, const typename End::Job &job,
-                     const FusedMaps &maps, int rank)
+__device__ void load(FusedShared<End> &s, const typename End::Job &job, const FusedMaps &maps)
 {
     constexpr int HALF = FUSED_WEIGHTS / FUSED_PAIR;
+    const int rank = blockIdx.x % FUSED_PAIR;
     Ring<FUSED_STAGES> ring;
-    for (int tile = blockIdx.x / FUSED_PAIR; tile < fused_tiles<End>(job);
-         tile += gridDim.x / FUSED_PAIR) {
-        const TileOrigin at = tile_origin<End>(job, tile);
-        const int weights = End::weights(job, at.column, rank),
-                  tokens = at.token + rank * FUSED_TOKENS;
-        for (int k = 0; k < job.C; k += FUSED_DEPTH) {
+    each_fused_tile(s, job, [&](FusedTile at) {
+        const int first = End::weights(job, at, 0), second = End::weights(job, at, 1);
+        for (int k = at.begin; k < at.end; k += FUSED_DEPTH) {
             const Ring<FUSED_STAGES> to = ring.take();
             FusedStage &stage = s.stage[to.stage];
             Barrier *full = &s.full[to.stage];
             barrier_wait(&s.empty[to.stage], to.parity ^ 1);
             barrier_expect(full, sizeof stage);
-            load_box(stage.x, &maps.x, k, tokens / 16, full);
-            load_box_everywhere(stage.w + rank * HALF * FUSED_DEPTH, &maps.w, k, weights, full,
-                                (1 << FUSED_PAIR) - 1);
+            load_box(stage.x, &maps.x, k, at.token / 16, full);
+            if (at.paired)
+                load_box_everywhere(stage.w + rank * HALF * FUSED_DEPTH, &maps.w, k,
+                                    rank == 0 ? first : second, full, (1 << FUSED_PAIR) - 1);
+            else {
+                load_box(stage.w, &maps.w, k, first, full);
+                load_box(stage.w + HALF * FUSED_DEPTH, &maps.w, k, second, full);
+            }
         }
-    }
+    });
 }
 
 /* Called by one thread per warpgroup. Calls End::carry for each tile. */
 template <class End>
-__device__ void carry(FusedShared<typename End::Staging> &s, const typename End::Job &job,
-                      const FusedMaps &maps, int rank, int group)
+__device__ void carry(FusedShared<End> &s, const typename End::Job &job, const FusedMaps &maps,
+                      int group)
 {
-    for (int tile = blockIdx.x / FUSED_PAIR; tile < fused_tiles<End>(job);
-         tile += gridDim.x / FUSED_PAIR)
-        End::carry(s.staging, job, maps, warpgroup_origin(tile_origin<End>(job, tile), rank, group),
-                   group);
+    const int rows = s.work.rows(job);
+    each_fused_tile(s, job, [&](FusedTile at) {
+        End::carry(s.staging, job, maps, warpgroup_tile(at, group), group, rows);
+    });
     copies_wait();
 }
 
 /* Starts the products of the terms of the next stage. */
 template <class End>
-__device__ inline void start_products(float (&sum)[FUSED_SUMS],
-                                      FusedShared<typename End::Staging> &s,
+__device__ inline void start_products(float (&sum)[FUSED_SUMS], FusedShared<End> &s,
                                       Ring<FUSED_STAGES> &ring, int group, bool add)
 {
     const Ring<FUSED_STAGES> at = ring.take();
@@ -191,17 +220,15 @@ __device__ inline void unpack(float (&v)[N], const Held &held, int first)
 }
 
 /* The loop of one warpgroup. The loop finishes a tile part by part while products of the next tile
- * run. NOTE: the tensor cores have a short queue, so parts should be short: parts of 150
- * instructions are faster than parts of 290. */
+ * run. If there are fewer stages than parts, several parts overlap with one stage. NOTE: the tensor
+ * cores have a short queue, so parts should be short: parts of 150 instructions are faster than
+ * parts of 290. */
 template <class End>
-__device__ void consume(FusedShared<typename End::Staging> &s, const typename End::Job &job,
-                        int rank)
+__device__ void consume(FusedShared<End> &s, const typename End::Job &job)
 {
-    const int group = uniform(threadIdx.x / 128), stages = fused_stages(job.C),
-              each = (stages - 1) / (End::PARTS - 1);
-    const float scale = *job.scale_x * *job.scale_w;
+    const int group = uniform(threadIdx.x / 128);
     float sum[FUSED_SUMS];
-    End end(job, s.staging, group);
+    End end(job, s.staging, group, s.work.rows(job));
     Held held = {};
     Ring<FUSED_STAGES> ring, read;
     const auto release = [&] {
@@ -212,18 +239,32 @@ __device__ void consume(FusedShared<typename End::Staging> &s, const typename En
         products_wait<1>();
         release();
     };
-    for (int tile = blockIdx.x / FUSED_PAIR; tile < fused_tiles<End>(job);
-         tile += gridDim.x / FUSED_PAIR) {
+    const auto tile = [&](int i) {
+        return s.work.template tile<End::ACROSS>(job, i, blockIdx.x % FUSED_PAIR);
+    };
+    for (int i = blockIdx.x / FUSED_PAIR; i < s.work.template tiles<End::ACROSS>(job);
+         i += gridDim.x / FUSED_PAIR) {
+        const FusedTile terms = tile(i);
+        const int stages = fused_stages(terms.end - terms.begin),
+                  each = (stages - 1) / (End::PARTS - 1);
+        int stage = 1;
         start_products<End>(sum, s, ring, group, false);
         end.finish(held, 0);
 #pragma unroll
         for (int part = 1; part < End::PARTS; part++) {
-            for (int i = 0; i < each; i++)
-                next_products();
+            if (End::Work::DEEP)
+                for (int k = 0; k < each; k++)
+                    next_products();
+            else
+                for (; stage <= (stages - 1) * part / End::PARTS; stage++)
+                    next_products();
             end.finish(held, part);
         }
-        end.expect(warpgroup_origin(tile_origin<End>(job, tile), rank, group));
-        for (int i = 1 + each * (End::PARTS - 1); i < stages; i++)
+        /* NOTE: the tile is computed again, because a register that keeps it would be spilled */
+        const FusedTile at = tile(i);
+        end.expect(warpgroup_tile(at, group));
+        const float scale = *job.scale_x * job.scale_w[SCALE_FLOATS * at.matrix];
+        for (int k = End::Work::DEEP ? 1 + each * (End::PARTS - 1) : stage; k < stages; k++)
             next_products();
         products_wait<0>();
         release();
@@ -245,9 +286,8 @@ __global__ void __launch_bounds__(FUSED_THREADS, 1)
 {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ char memory[];
-    typedef FusedShared<typename End::Staging> Shared;
-    Shared &s = *reinterpret_cast<Shared *>(memory + (-shared_address(memory) & 1023));
-    const int rank = blockIdx.x % FUSED_PAIR;
+    FusedShared<End> &s =
+        *reinterpret_cast<FusedShared<End> *>(memory + (-shared_address(memory) & 1023));
     if (End::done(job))
         return;
     if (threadIdx.x == 0) {
@@ -260,21 +300,54 @@ __global__ void __launch_bounds__(FUSED_THREADS, 1)
         End::init(s.staging);
         barrier_init_fence();
     }
+    s.work.start(job);
     cluster_barrier<FUSED_PAIR>();
     if (threadIdx.x >= FUSED_CONSUMERS) {
         registers_shrink<24>();
         const int warp = threadIdx.x / 32 - FUSED_CONSUMERS / 32;
         if (threadIdx.x % 32 == 0 && warp == 0)
-            load<End>(s, job, maps, rank);
+            load<End>(s, job, maps);
         if (threadIdx.x % 32 == 0 && (warp == 1 || warp == 2))
-            carry<End>(s, job, maps, rank, warp - 1);
+            carry<End>(s, job, maps, warp - 1);
     } else {
         registers_grow<240>();
-        consume<End>(s, job, rank);
+        consume<End>(s, job);
     }
     cluster_end<FUSED_PAIR>();
 #endif
 }
+
+/* One matrix for all tokens. */
+struct OneMatrix {
+    typedef FusedJob Job;
+    static constexpr bool DEEP = true; /* is_deep_enough */
+
+    template <int ACROSS>
+    static int most(const Job &job)
+    {
+        return fused_pairs(job.N) * (job.F / ACROSS);
+    }
+
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    __device__ void start(const Job &)
+    {
+    }
+    __device__ int rows(const Job &job) const
+    {
+        return job.N;
+    }
+    template <int ACROSS>
+    __device__ int tiles(const Job &job) const
+    {
+        return fused_pairs(job.N) * (job.F / ACROSS);
+    }
+    template <int ACROSS>
+    __device__ FusedTile tile(const Job &job, int i, int rank) const
+    {
+        return fused_tile<ACROSS>(job, job.N, i, rank);
+    }
+#endif
+};
 
 /* ---- launch ---------------------------------------------------------------------------------- */
 
@@ -309,9 +382,10 @@ inline bool fused_map(CUtensorMap *map, void *data, int rows, int cols, RowOrder
 template <class End>
 void launch_fused(const typename End::Job &job, const FusedMaps &maps)
 {
-    const int tiles = fused_tiles<End>(job), most = device_sm_count() / FUSED_PAIR;
+    const int tiles = End::Work::template most<End::ACROSS>(job),
+              most = device_sm_count() / FUSED_PAIR;
     launch_clusters(matmul_fused_kernel<End>, tiles < most ? tiles : most, FUSED_PAIR,
-                    FUSED_THREADS, sizeof(FusedShared<typename End::Staging>) + 1024, job, maps);
+                    FUSED_THREADS, sizeof(FusedShared<End>) + 1024, job, maps);
     LAUNCH_CHECK();
 }
 

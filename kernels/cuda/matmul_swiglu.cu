@@ -6,47 +6,66 @@
  * eight columns of sums. So row 16t + 2j + c of each 64 rows is loaded to position 8j + 2t + c, and
  * a thread has 16 neighbouring columns: a group of gate_up, and 16 bytes of codes.
  *
+ * For experts, a tile's rows are those of one expert, and act is multiplied by the weights of its
+ * rows (experts_fused.cuh).
+ *
  * act is encoded with its reused scale. If the range was exceeded, a second launch recomputes all
  * of act; else this launch returns at once. This kernel does not write the transposed copy of act,
  * which some recipes save. For these recipes the two operations run separately. */
 #include "kernels/cuda/channels.cuh"
-#include "kernels/cuda/matmul_fused.cuh"
+#include "kernels/cuda/experts_fused.cuh"
+#include "kernels/cuda/swiglu.cuh"
 
 namespace
 {
 
 constexpr int COLUMNS = FUSED_WEIGHTS / 2;
 
-struct ForwardJob : FusedJob {
+struct Dense {
+    typedef OneMatrix Work;
+    typedef EveryRow Rows;
+};
+struct OfExperts {
+    typedef MatrixOfEach Work;
+    typedef AssignedRows Rows;
+};
+
+/* Product: Dense or OfExperts. */
+template <class Product>
+struct ForwardJob : Product::Work::Job {
     TileOut act;
     GroupOut saved;
     const float *channel; /* factors of act's columns, for FACTORS */
     AmaxProbe probe;
     bool only_exceeded; /* the launch runs only if the range was exceeded */
+    typename Product::Rows factors;
 };
 
 struct ForwardShape {
     static constexpr int ACROSS = COLUMNS, PARTS = 8;
     static constexpr DType TOKENS = E4M3;
-    typedef ForwardJob Job;
 };
 
-template <bool FACTORS>
+template <bool FACTORS, class Product>
 struct Forward : ForwardShape {
+    typedef ForwardJob<Product> Job;
+    typedef typename Product::Work Work;
     struct Staging {
     };
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
     const Job &job;
+    const int rows;
     float seen, inverse, m;
     /* the thread's first row and column; if row is after the last row, nothing is held */
     int row, column;
+    float factor[2]; /* of the thread's rows */
 
     /* Part 0 is gate, part 1 is up. */
-    static __device__ int weights(const Job &job, int column, int part)
+    static __device__ int weights(const Job &job, const FusedTile &at, int part)
     {
-        return (part * job.F + column) / 64;
+        return ((2 * at.matrix + part) * job.F + at.column) / 64;
     }
 
     static __device__ bool done(const Job &job)
@@ -57,21 +76,24 @@ struct Forward : ForwardShape {
     static __device__ void init(Staging &)
     {
     }
-    static __device__ void carry(Staging &, const Job &, const FusedMaps &, TileOrigin, int)
+    static __device__ void carry(Staging &, const Job &, const FusedMaps &, FusedTile, int, int)
     {
     }
 
-    __device__ Forward(const Job &job, Staging &, int) : job(job), m(0), row(job.N), column(0)
+    __device__ Forward(const Job &job, Staging &, int, int rows)
+        : job(job), rows(rows), m(0), row(rows), column(0), factor{}
     {
         seen = *job.probe.amax;
         inverse = 1.0f / tile_scale(job.act, *tile_scale_from(job.act));
     }
 
-    __device__ void expect(TileOrigin at)
+    __device__ void expect(FusedTile at)
     {
         const int lane = threadIdx.x % 32;
         row = at.token + threadIdx.x / 32 % 4 * 16 + lane / 4;
         column = at.column + 16 * (lane % 4);
+        for (int i = 0; i < 2; i++)
+            factor[i] = job.factors.factor_before(rows, row + 8 * i);
     }
 
     __device__ static void store_codes(uint8_t *to, const float (&v)[2][8], float inverse)
@@ -103,7 +125,7 @@ struct Forward : ForwardShape {
             unpack(gate[k], held, 16 * half + 8 * k + below);
             unpack(up[k], held, FUSED_SUMS / 4 + 16 * half + 8 * k + below);
         }
-        if (n >= job.N)
+        if (n >= rows)
             return;
         if (part % 2 == 0) {
             store_whole_group(job.saved, gate_at, gate);
@@ -111,8 +133,8 @@ struct Forward : ForwardShape {
         } else {
 #pragma unroll
             for (int i = 0; i < 16; i++)
-                act[i / 8][i % 8] =
-                    gate[i / 8][i % 8] * quick_sigmoid(gate[i / 8][i % 8]) * up[i / 8][i % 8];
+                act[i / 8][i % 8] = gate[i / 8][i % 8] * quick_sigmoid(gate[i / 8][i % 8]) *
+                                    up[i / 8][i % 8] * factor[below];
             if constexpr (FACTORS)
 #pragma unroll
                 for (int k = 0; k < 2; k++)
@@ -138,18 +160,28 @@ bool fits(FusedMaps *maps, Tensor act, Tensor gate_up, Tensor wide, Tensor x, Te
            is_fusable(w.data, w, E4M3) && is_fusable(act.data, act, E4M3) && !act.data_t &&
            scale_is_reused(act) && wide.format.dtype == BF16 && gate_up.format.dtype == E4M3 &&
            gate_up.format.group == 16 && (uintptr_t)gate_up.data % 16 == 0 &&
-           act.cols % COLUMNS == 0 && x.rows % 16 == 0 && is_deep_enough<ForwardShape>(x.cols) &&
+           act.cols % COLUMNS == 0 && x.rows % 16 == 0 && x.cols % 16 == 0 &&
            fused_map(&maps->x, x.data, x.rows, x.cols, tokens, FUSED_TOKENS, FUSED_DEPTH) &&
            fused_map(&maps->w, w.data, w.rows, w.cols, weights, COLUMNS, FUSED_DEPTH);
 }
 
-template <bool FACTORS>
-void launch(ForwardJob job, const FusedMaps &maps, Tensor act)
+template <bool FACTORS, class Product>
+void launch(ForwardJob<Product> job, const FusedMaps &maps, Tensor act)
 {
-    launch_fused<Forward<FACTORS>>(job, maps);
+    launch_fused<Forward<FACTORS, Product>>(job, maps);
     job.act = tile_out_recode(act, job.probe);
     job.only_exceeded = true;
-    launch_fused<Forward<FACTORS>>(job, maps);
+    launch_fused<Forward<FACTORS, Product>>(job, maps);
+}
+
+template <class Product>
+ForwardJob<Product> forward_job(typename Product::Work::Job job, Tensor act, Tensor gate_up,
+                                typename Product::Rows rows)
+{
+    const AmaxProbe probe = amax_probe_new();
+    return {
+        job, tile_out_in_range(act, probe), group_out(gate_up), act.channel, probe, false, rows
+    };
 }
 
 } // namespace
@@ -161,19 +193,32 @@ void backend_matmul_swiglu(Tensor act, Tensor gate_up, Tensor wide, Tensor x, Te
     CHECK_TENSOR(x, N, C);
     CHECK_TENSOR(w, 2 * F, C);
     CHECK_TENSOR(wide, N, 2 * F);
-    if (!fits(&maps, act, gate_up, wide, x, w)) {
+    if (!is_deep_enough<ForwardShape>(C) || !fits(&maps, act, gate_up, wide, x, w)) {
         backend_matmul(wide, x, w, {});
         backend_swiglu_forward(act, gate_up, wide, {}, FROM_EXACT);
         return;
     }
     check_operand("matmul_swiglu", "act", act, N, F);
     check_groups("matmul_swiglu", "gate_up", gate_up, N, 2 * F);
-    const AmaxProbe probe = amax_probe_new();
-    const ForwardJob job = { fused_job(x, w, F),
-                             tile_out_in_range(act, probe),
-                             group_out(gate_up),
-                             act.channel,
-                             probe,
-                             false };
-    (act.channel ? launch<true> : launch<false>)(job, maps, act);
+    const ForwardJob<Dense> job = forward_job<Dense>(fused_job(x, w, F), act, gate_up, {});
+    (act.channel ? launch<true, Dense> : launch<false, Dense>)(job, maps, act);
+}
+
+void backend_experts_matmul_swiglu(Tensor act, Tensor gate_up, Tensor wide, Tensor x, Tensor w,
+                                   Routing r)
+{
+    const int R = x.rows, F = act.cols;
+    FusedMaps maps = {};
+    check_experts_matmul(wide, x, w, r);
+    check_experts_swiglu(act, gate_up, wide, r);
+    if (r.experts > MOST_EXPERTS || !fits(&maps, act, gate_up, wide, x, w)) {
+        backend_experts_matmul(wide, x, w, r);
+        backend_experts_swiglu(act, gate_up, wide, r, FROM_EXACT);
+        return;
+    }
+    check_operand(OPERATION, "act", act, R, F);
+    check_groups(OPERATION, "gate_up", gate_up, R, 2 * F);
+    launch<false>(forward_job<OfExperts>(experts_job(fused_job(x, w, F), r), act, gate_up,
+                                         { r.first + r.experts, r.assignment, r.weight }),
+                  maps, act);
 }

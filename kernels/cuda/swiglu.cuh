@@ -1,4 +1,4 @@
-/* SwiGLU's gradients of a few elements. */
+/* SwiGLU's gradients of a few elements, and the rows of passes over tensors of act. */
 #pragma once
 #include "kernels/cuda/vector.cuh"
 
@@ -22,3 +22,39 @@ __device__ static inline void swiglu_gradients(float (&gate)[N], float (&up)[N],
         up[i] = d[i] * gs;
     }
 }
+
+/* The rows of a pass: all rows, each with the factor 1, or those of assignments. An assignment's
+ * row multiplies its act by the assignment's weight, or by 0 if the row is padding. */
+struct EveryRow {
+    __device__ int end(int rows) const
+    {
+        return rows;
+    }
+    __device__ float factor(int) const
+    {
+        return 1;
+    }
+    __device__ float factor_before(int, int) const
+    {
+        return 1;
+    }
+};
+struct AssignedRows {
+    const int *last; /* the row after the last one in use */
+    const int *assignment;
+    const float *weight;
+    __device__ int end(int) const
+    {
+        return *last;
+    }
+    __device__ float factor(int row) const
+    {
+        const int i = assignment[row];
+        return i < 0 ? 0.0f : weight[i];
+    }
+    /* the same, or 0 from row `end` on */
+    __device__ float factor_before(int end, int row) const
+    {
+        return row < end ? factor(row) : 0.0f;
+    }
+};

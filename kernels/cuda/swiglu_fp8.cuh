@@ -7,33 +7,6 @@
 
 enum { ROW_PACKS = 2, ROW_THREADS = 128, ROW_BLOCKS = 10 };
 
-/* The rows of a pass: all rows, each with the factor 1, or those of assignments. An assignment's
- * row multiplies its act by the assignment's weight, or by 0 if the row is padding. */
-struct EveryRow {
-    __device__ int end(int rows) const
-    {
-        return rows;
-    }
-    __device__ float factor(int) const
-    {
-        return 1;
-    }
-};
-struct AssignedRows {
-    const int *last; /* the row after the last one in use */
-    const int *assignment;
-    const float *weight;
-    __device__ int end(int) const
-    {
-        return *last;
-    }
-    __device__ float factor(int row) const
-    {
-        const int i = assignment[row];
-        return i < 0 ? 0.0f : weight[i];
-    }
-};
-
 /* Applies the column factors to act if FACTORS. */
 template <bool FACTORS>
 struct ActSource : SimpleSource {
