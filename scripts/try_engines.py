@@ -432,10 +432,13 @@ def with_perplexity(args):
     for name, what, folder, _, adapters in chosen(args):
         def answer():
             with converted(args, os.path.realpath(folder)) as path:
-                run([tool(args, "perplexity"), "-m", path, "-f", engine_models.DOCUMENTS[1], "-c", str(TEXT), "-b", str(TEXT), "-t", "2",
-                     "--log-file", f"{path}.log"])
-                with open(f"{path}.log", encoding="utf-8") as file:
-                    return float(re.search(r"Final estimate: PPL = ([\d.]+)", file.read())[1])
+                for _ in range(5):      # it can end before its log is written
+                    run([tool(args, "perplexity"), "-m", path, "-f", engine_models.DOCUMENTS[1], "-c", str(TEXT), "-b", str(TEXT),
+                         "-t", "2", "--log-file", f"{path}.log"])
+                    with open(f"{path}.log", encoding="utf-8") as file:
+                        if estimate := re.search(r"Final estimate: PPL = ([\d.]+)", file.read()):
+                            return float(estimate[1])
+                raise RuntimeError("no final estimate in its log")
         if adapters:
             continue
         found, ours = in_child(answer), load(f"{args.root}/{name}.json")["val"]
