@@ -61,8 +61,10 @@ def make_data(root):
         json.dump({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>", "chat_template": TEMPLATE,
                    "clean_up_tokenization_spaces": False, "model_max_length": LENGTH}, file)
     ids = [tokenizer.encode(text).ids + [EOS] for text in texts]
-    for name, documents in {"train": ids[:-1], "val": ids[-1:]}.items():
-        numpy.array(sum(documents, []), "<u2").tofile(f"{root}/{name}.npy")
+    numpy.array(ids[0], "<u2").tofile(f"{root}/train.npy")
+    held = numpy.array(ids[1][: len(ids[1]) // TEXT * TEXT], "<u2")
+    held.tofile(f"{root}/val.npy")      # llama-perplexity takes whole chunks, and of each the targets of the second half
+    (numpy.arange(len(held)) % TEXT > TEXT // 2).tofile(f"{root}/val-mask.npy")
     learned = numpy.fromfile(f"{root}/train.npy", "<u2")
     chosen = learned[: len(learned) // TEXT * TEXT].reshape(-1, TEXT)
     chosen = chosen[:: len(chosen) // PROMPTS][:PROMPTS]
@@ -133,20 +135,22 @@ def train(program, root, name, model, recipe="f32", **more):
     return f"{root}/{name}/run/latest"
 
 
-def ours(program, root, folder, recipe):
-    """What ./train computes with the folder: greedy continuations of the prompts, and the mean loss of each text."""
+def ours(program, root, folder, recipe, more=()):
+    """What ./train computes with the folder: greedy continuations of the prompts, the mean loss of each text, and that of val.npy
+    over the targets that llama-perplexity takes."""
     said = run([program, f"--generate={root}/prompts.jsonl", f"--load_path={folder}", f"--max_new_tokens={TEXT - PROMPT}",
-                f"--recipe={recipe}", f"--model.max_sequence_length={LENGTH}"])
+                f"--recipe={recipe}", f"--model.max_sequence_length={LENGTH}", *more])
     tokens = [json.loads(line)["tokens"] for line in said.splitlines() if line.startswith("{")]
-    evaluators = {f"text{i}": f"{root}/text{i}.npy" for i in range(PROMPTS)} | {"val": f"{root}/val.npy"}
+    data = {f"text{i}": {"paths": [f"{root}/text{i}.npy"]} for i in range(PROMPTS)}
+    data["val"] = {"paths": [f"{root}/val.npy"], "label_mask_paths": [f"{root}/val-mask.npy"]}
     with open(f"{folder}.eval.yaml", "w", encoding="utf-8") as file:
-        json.dump({"evaluators": [{"label": label, "data": {"paths": [path]}} for label, path in evaluators.items()]}, file)
+        json.dump({"evaluators": [{"label": label, "data": one} for label, one in data.items()]}, file)
     run(["rm", "-rf", f"{folder}.eval"])
     run([program, f"{folder}.eval.yaml", "--eval_only", f"--load_path={folder}", f"--recipe={recipe}", f"--save_folder={folder}.eval",
-         f"--model.max_sequence_length={TEXT}", "--device_train_microbatch_size=1"])
+         f"--model.max_sequence_length={TEXT}", "--device_train_microbatch_size=1", *more])
     with open(f"{folder}.eval/eval.jsonl", encoding="utf-8") as file:
         scores = {key: value for line in file for key, value in json.loads(line).items()}
-    losses = {label: scores[f"eval/{label}/CrossEntropyLoss"] for label in evaluators}
+    losses = {label: scores[f"eval/{label}/CrossEntropyLoss"] for label in data}
     return {"tokens": tokens, "losses": [losses[f"text{i}"] for i in range(PROMPTS)], "val": losses["val"]}
 
 
@@ -159,18 +163,26 @@ def chats(root, name, lines):
     return f"{root}/{name}/chats.jsonl"
 
 
-def fine_tune(program, root, name, model, lines, images=()):
+def fine_tune(program, root, name, model, lines, images=(), steps=60):
     """Steps on the conversations with the configuration that make_chat_shards.py writes."""
     run([sys.executable, "scripts/make_chat_shards.py", "--model", model, "--output", f"{root}/{name}/data", *images, lines])
-    run([program, f"{root}/{name}/data/fine-tune.yaml", f"--save_folder={root}/{name}/run", "--recipe=f32", "--max_duration=60",
+    run([program, f"{root}/{name}/data/fine-tune.yaml", f"--save_folder={root}/{name}/run", "--recipe=f32", f"--max_duration={steps}",
          "--global_train_batch_size=4", "--device_train_microbatch_size=4", f"--model.max_sequence_length={LENGTH}",
          "--optimizer.learning_rate=3e-3", "--reset_trainer_state", "--reset_optimizer_state"])
 
 
+ANSWERS = {"What is 3 plus 4?": "It is 7.", "Which month follows May?": "June follows May.", "Who are you?": "I am a small model.",
+           "What do cows eat?": "Cows eat grass.", "How many legs has a spider?": "A spider has eight legs.",
+           "Is ice warm?": "No, ice is cold.", "Where do fish live?": "Fish live in water.", "Name a metal.": "Iron is a metal.",
+           "Which day follows Monday?": "Tuesday.", "What colour has snow?": "Snow is white.", "How do I say hello?": "Say: hello!",
+           "What comes after nine?": "Ten comes after nine."}
+UNSEEN = ["What comes after Monday?", "Where do cows live?", "Is snow cold?"]      # which the chat model was not trained on
+
+
 def make_chat(program, root):
-    """llama, fine-tuned on sums."""
-    lines = chats(root, "chat", [(f"What is {a} plus {b}?", f"{a + b}") for a in range(1, 21) for b in range(1, 11)])
-    fine_tune(program, root, "chat", os.path.realpath(f"{root}/llama/run/latest"), lines)
+    """llama, fine-tuned on questions that each have an answer of their own."""
+    lines = chats(root, "chat", list(ANSWERS.items()) * 16)
+    fine_tune(program, root, "chat", os.path.realpath(f"{root}/llama/run/latest"), lines, steps=160)
 
 
 COLOURS = {"red": (220, 30, 30), "green": (20, 160, 50), "blue": (30, 50, 210), "yellow": (240, 220, 40), "white": (250, 250, 250),

