@@ -62,7 +62,7 @@ TEST(test_recipes)
         Run r;
         char message[128];
         if (runs[i].fp8)
-            snprintf(message, sizeof message, "recipe %s multiplies %s, which this cpu cannot",
+            snprintf(message, sizeof message, "recipe %s multiplies in %s, which this cpu cannot",
                      runs[i].recipe, runs[i].fp8);
         else
             snprintf(message, sizeof message, "placed %s", runs[i].recipe);
@@ -78,9 +78,9 @@ TEST(test_forward_only)
     Config *c = load("bf16", "--format.head=e5m2"), *coat = load("coat", NULL);
     c->eval_only = coat->eval_only = true;
     run_check_device(c);
-    DIES("multiplies e4m3 (format.operand)", run_check_device(coat));
+    DIES("multiplies in e4m3 (format.operand)", run_check_device(coat));
     c->eval_only = false;
-    DIES("multiplies e5m2 (format.head)", run_check_device(c));
+    DIES("multiplies in e5m2 (format.head)", run_check_device(c));
     config_free(c);
     config_free(coat);
 }
@@ -89,7 +89,7 @@ TEST(test_forward_only)
 TEST(test_head_alone)
 {
     Config *c = load("coat", "--format={operand: bf16, gradient: bf16}");
-    DIES("recipe coat multiplies e5m2 (format.head), ", run_check_device(c));
+    DIES("recipe coat multiplies in e5m2 (format.head), ", run_check_device(c));
     DIES(" --format.head=bf16 runs here", run_check_device(c));
     config_free(c);
     c = load("coat", "--format={operand: bf16, gradient: bf16, head: bf16}");

@@ -38,9 +38,9 @@ TEST(test_head)
 {
     const double e4m3 = 0x1p-8 / 3, e5m2 = 0x1p-6 / 3;
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
-        const double roundings = a == OLMO2 || a == OLMO3 ? 32
-                                 : a == QWEN3             ? 24
-                                                          : 16,
+        const double roundings = a == OLMO2 || a == OLMO3   ? 32
+                                 : a == QWEN3 || a == OLMOE ? 24
+                                                            : 16,
                      scores = a == OLMO3 ? 1.30 : 1;
         const double bf16 =
             1.18 * scores * sqrt(roundings * 2 * 0x1p-18 / 3 + e4m3 + e5m2) + 4 * 0x1p-9;

@@ -92,9 +92,9 @@ TEST(test_bf16_and_fp8)
 {
     static const char *const recipes[] = { "fp8", "coat-act", "coat", "coat-lean" };
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
-        const double roundings = a == OLMO2 || a == OLMO3 ? 32
-                                 : a == QWEN3             ? 24
-                                                          : 16,
+        const double roundings = a == OLMO2 || a == OLMO3   ? 32
+                                 : a == QWEN3 || a == OLMOE ? 24
+                                                            : 16,
                      scores = a == OLMO3 ? 1.30 : 1;
         const ModelConfig m = wide(a);
         Result exact = run_exact(&m);

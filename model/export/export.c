@@ -412,6 +412,10 @@ Export export_open(const ExportOptions *o)
     }
     tokenizer_files_read(x.folder, x.base);
     tower_read(&x.source);
+    if (m.experts.count > 0 && o->num_calibration > 0)
+        die("--calibration: %s is a model with experts, whose matrices see different tokens; "
+            "calibration supports only one MLP per block: leave --calibration out",
+            x.folder);
     if (m.image.feature_size > 0 && o->num_calibration > 0)
         die("--calibration: %s is a model with images, and calibration does not read images; leave "
             "--calibration out",

@@ -342,9 +342,11 @@ static void read_router(ModelConfig *m, const HfConfig *s)
 {
     static const HfKey local = { "num_local_experts", HF_VALUE, "model.num_experts", NAN };
     const json_t *adds = get(s->json, "output_router_logits");
-    if (s->class->experts && get(s->json, local.key))
+    if (!s->class->experts)
+        return;
+    if (get(s->json, local.key))
         read_value(m, s, s->json, &local);
-    if (s->class->experts && adds && !json_is_boolean(adds))
+    if (adds && !json_is_boolean(adds))
         wrong(s, "output_router_logits", "true or false", adds);
     m->experts.balance = json_is_true(adds) ? BALANCE_POOLED : BALANCE_NONE;
 }
@@ -411,7 +413,7 @@ void hf_read(ModelConfig *m, const char *folder)
     m->qkv_bias = a->qkv_bias;
     m->qk_norm = a->qk_norm;
     m->clip_qkv = 0;
-    m->experts = (Experts){ 0 };
+    m->experts.count = 0;
     m->sliding_window = 0;
     m->no_rope_interval = 0;
     for (const HfKey *k = hf_keys; k->key; k++) {
