@@ -312,7 +312,7 @@ TEST(test_large_matrices)
     expect_status(dry_run(1, arguments), 0);
     snprintf(arguments, sizeof arguments, "%s --model.mlp_hidden_size=131072", model);
     expect_status(dry_run(1, arguments), 1);
-    expect_output("error: block 0: gate_up has 131072 x 16384 numbers; a matrix can have "
+    expect_output("error: block 0: gate_up has 131072 x 16384 numbers; a matrix can have at most "
                   "2147483391. Use a smaller");
 }
 

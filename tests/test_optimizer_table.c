@@ -381,11 +381,11 @@ TEST(test_refusals)
     needs_fork();
     expect_refusal(
         "lion", "adamw",
-        "it has no exp_avg, which optimizer adamw keeps for every weight; the checkpoint was saved "
+        "there is no exp_avg, which optimizer adamw keeps for every weight; the checkpoint was saved "
         "with optimizer lion");
     expect_refusal(
         "adamw", "lion",
-        "it has no momentum, which optimizer lion keeps for every weight; the checkpoint was saved "
+        "there is no momentum, which optimizer lion keeps for every weight; the checkpoint was saved "
         "with optimizer adamw");
     expect_refusal("adamw", "momentum",
                    "embed_tokens.weight.exp_avg_sq is no state of optimizer momentum");

@@ -240,7 +240,7 @@ TEST(test_data_start_over)
               "--save_folder=%s/goes-on",
               folder),
         0);
-    expect_output("another model.max_sequence_length");
+    expect_output("another value of model.max_sequence_length");
     expect_status(
         train(1, "--max_duration=7 %s --model.max_sequence_length=16 --save_folder=%s/goes-on",
               over, folder),

@@ -85,7 +85,7 @@ void backend_experts_sum(Tensor y, Tensor x, Tensor add, Routing r)
 {
     check_experts_sum(y, x, add, r);
     const size_t C = (size_t)x.cols;
-    const float *input = tensor_values(in_use(x, r), 0), *start = tensor_values(add, 1);
+    const float *input = tensor_values(x, 0), *start = tensor_values(add, 1);
     float *output = tensor_result(y, 2);
     for (int n = 0; n < r.tokens; n++)
         for (size_t c = 0; c < C; c++) {
