@@ -257,7 +257,7 @@ TEST(test_training)
             Config c;
             configure(&c, &m, recipes[r], (Keep)((a + r) % 3), a % 2 ? PER_STEP : PER_MICROBATCH);
             /* of every recipe, so that x is not the stream */
-            c.recipe.forward = a / 2 % 2 ? FROM_SAVED : c.recipe.forward;
+            c.recipe.forward = a / 2 % 2 && a != OLMOE ? FROM_SAVED : c.recipe.forward;
             c.data.generate_doc_lengths = a == LLAMA || a == MISTRAL;
             c.optimizer.name = r == 2 && a % 2 ? "adamw8bit" : r == 3 && a % 2 ? "muon" : "adamw";
             check(&c);

@@ -379,16 +379,16 @@ static void expect_refusal(const char *saved, const char *loaded, const char *wo
 TEST(test_refusals)
 {
     needs_fork();
-    expect_refusal(
-        "lion", "adamw",
-        "there is no exp_avg, which optimizer adamw keeps for every weight; the checkpoint was saved "
-        "with optimizer lion");
-    expect_refusal(
-        "adamw", "lion",
-        "there is no momentum, which optimizer lion keeps for every weight; the checkpoint was saved "
-        "with optimizer adamw");
+    expect_refusal("lion", "adamw",
+                   "there is no exp_avg, which optimizer adamw keeps for every weight; the "
+                   "checkpoint was saved "
+                   "with optimizer lion");
+    expect_refusal("adamw", "lion",
+                   "there is no momentum, which optimizer lion keeps for every weight; the "
+                   "checkpoint was saved "
+                   "with optimizer adamw");
     expect_refusal("adamw", "momentum",
-                   "embed_tokens.weight.exp_avg_sq is no state of optimizer momentum");
+                   "embed_tokens.weight.exp_avg_sq is not a state of optimizer momentum");
 }
 
 /* As documented in the header: a row that does not fit in the table is an error of the program. */
