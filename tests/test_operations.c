@@ -397,7 +397,9 @@ TEST(test_all_seen)
     assert_true(call_gptq(true) == call_gptq(false));
     assert_string_equal(eye.problem, "");
     for (int i = 0; i < NUM_OPERATIONS; i++)
-        if (!eye.is_seen[i] && strncmp(names[i], "comm_", 5) != 0)
+        /* a block calls experts_swiglu_backward only inside experts_matmul_dx_swiglu */
+        if (!eye.is_seen[i] && strncmp(names[i], "comm_", 5) != 0 &&
+            strcmp(names[i], "experts_swiglu_backward") != 0)
             fail_msg("%s is in no run of this test", names[i]);
 }
 
