@@ -1,7 +1,6 @@
 /* Checks of arguments, which both back ends make on entry of every operation. */
 #pragma once
 #include "kernels/collectives.h"
-#include "kernels/experts.h"
 #include "kernels/kernels.h"
 #include "kernels/runtime/error.h"
 
@@ -96,20 +95,3 @@ int check_lora_matrix(const char *op, LoraMatrix m, Tensor wide, Tensor xa);
 int check_lora_narrow(Tensor xa, Tensor x, LoraMatrix m);
 int check_lora_widen(Tensor y, Tensor xa, LoraMatrix m, Tensor add);
 int check_lora_dw(LoraMatrix dm, Tensor xa, Tensor x);
-
-/* Check the arguments of the operations of experts.h, in check_experts.c. Those of GEMMs return true
- * if the operands are FP8. */
-void check_route(Routing r, Tensor logits);
-void check_router_stats(Tensor stats, Tensor logits, Routing r);
-void check_router_sum(Tensor sums, Tensor stats, int experts);
-void check_route_backward(Tensor dlogits, const float *dweight, Tensor logits, Routing r,
-                          Tensor counts, float balance);
-void check_experts_gather(Tensor y, Tensor x, Routing r);
-void check_experts_gather_again(Tensor y, Tensor x, Routing r);
-void check_experts_sum(Tensor y, Tensor x, Tensor add, Routing r);
-bool check_experts_matmul(Tensor y, Tensor x, Tensor w, Routing r);
-bool check_experts_matmul_dx(Tensor dx, Tensor dy, Tensor w, Routing r);
-bool check_experts_matmul_dw(Tensor dw, Tensor dy, Tensor x, Routing r);
-void check_experts_swiglu(Tensor act, Tensor gate_up, Tensor wide, Routing r);
-void check_experts_swiglu_backward(Tensor dgate_up, Tensor act, const float *dweight, Tensor dact,
-                                   Tensor gate_up, Routing r);

@@ -1,6 +1,7 @@
 /* Checks of the arguments of experts.h's operations, which both back ends make. */
+#include "kernels/check_experts.h"
+
 #include "kernels/check.h"
-#include "kernels/experts.h"
 
 static void check_routing(const char *op, Routing r)
 {

@@ -7,6 +7,7 @@
 #pragma once
 #include "kernels/backend.h"
 #include "kernels/check.h"
+#include "kernels/check_experts.h"
 #include "kernels/fp8.h"
 #include "kernels/kernels.h"
 #include "kernels/values.h"

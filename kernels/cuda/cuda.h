@@ -17,6 +17,7 @@ extern "C" {
 #endif
 #include "kernels/backend.h"
 #include "kernels/check.h"
+#include "kernels/check_experts.h"
 #include "kernels/collectives.h"
 #include "kernels/kernels.h"
 #include "kernels/runtime/device.h"
