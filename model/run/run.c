@@ -242,8 +242,8 @@ static void print_packing(const Loader *l, int T)
     const double sequences = (double)loader_instances(l), each = (double)p.pieces / sequences;
     if (p.pieces > 0)
         printf("packing: %llu documents, %.2f in a sequence: %.2f times as fast as padding\n"
-               "  each document to %d tokens; %.2f %% of the positions are tokens, %.2f %% of the "
-               "tokens are labels\n",
+               "  each to %d tokens; %.2f %% of the positions are tokens,\n"
+               "  %.2f %% of the tokens are labels\n",
                (unsigned long long)p.documents, each, each, T,
                100 * (double)p.tokens / (sequences * T), 100 * (double)p.labels / (double)p.tokens);
 }
