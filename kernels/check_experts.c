@@ -40,7 +40,7 @@ static void check_operand(const char *op, const char *name, Tensor t, int rows, 
     check_tensor(op, name, t, rows, cols);
 }
 
-/* The same for an output of which one FP8 copy, data or data_t, may be absent. */
+/* As check_operand, for an FP8 output whose data or data_t may be absent. */
 static void check_recomputed(const char *op, const char *name, Tensor t, int rows, int cols)
 {
     if (!t.data)

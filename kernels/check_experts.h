@@ -2,8 +2,8 @@
 #pragma once
 #include "kernels/experts.h"
 
-/* Check the arguments of the operations of experts.h, in check_experts.c. Those of GEMMs return true
- * if the operands are FP8. */
+/* Each function checks the arguments of one operation. The checks of GEMMs return true if the
+ * operands are FP8. */
 void check_route(Routing r, Tensor logits);
 void check_router_stats(Tensor stats, Tensor logits, Routing r);
 void check_router_sum(Tensor sums, Tensor stats, int experts);

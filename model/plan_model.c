@@ -11,6 +11,7 @@
 #include "model/block/projector.h"
 #include "model/plan/plan.h"
 #include "model/plan/plan_head.h"
+#include "model/plan/plan_ranks.h"
 #include "model/store/param_store_sizes.h"
 #include "model/update/muon_step.h"
 #include "model/store/offload.h"
@@ -83,6 +84,8 @@ static void plan_all(Arena *arena, Model *m, ParamStore *store, const Config *c,
     m->amaxes = arena_alloc(arena, (size_t)m->num_sets * m->amax_bytes);
     Arena amaxes = { .memory = (char *)m->amaxes };
     plan_units(arena, &amaxes, m, store);
+    plan_ranks_context(m);
+    plan_ranks_tensor(m);
     offload_plan(m, store);
     m->amax_bytes = amaxes.used;
     b->work = arena->used - b->units - b->blocks;

@@ -27,7 +27,7 @@ mkdir -p $logs
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export GOLDEN_DIR=build/golden BUILD=build/cuda LAUNCH="${MPIRUN:-mpirun --oversubscribe --bind-to none}"
 kernel_tests="kernels head attention rope kernel_gradients fp8 fp8_operations fp8_ranges fp8_rope lora lora_added nf4 moments"
-kernel_tests="$kernel_tests optimizer adamw8bit muon finite"
+kernel_tests="$kernel_tests optimizer adamw8bit muon finite router experts experts_swiglu"
 gpus=$(nvidia-smi -L | grep -c '^GPU')
 works=(7B 7B-lean 8B 7B-documents 8B-32k 8B-128k)
 [ "$gpus" -ge 2 ] && works+=(7B-fsdp)
@@ -118,6 +118,7 @@ sanitize() {
             on_one "$tool test_$test" env NO_FORK=1 bash -c "sanitized $options build/cuda/tests/test_$test \
                 $([ $tool = racecheck ] && echo "${without[$test]}")"
         done
+        on_one "$tool test_cuda_experts" bash -c "sanitized $options build/cuda/tests/test_cuda_experts"
         on_one "$tool test_cuda_matmul" bash -c "sanitized $options build/cuda/tests/test_cuda_matmul test_fp8"
         [ $tool = racecheck ] && continue
         on_one "$tool test_attention" env NO_FORK=1 bash -c "sanitized $options build/cuda/tests/test_attention"

@@ -379,37 +379,6 @@ static void plan_scratch(Model *m, Stream *s)
     s->attn.scratch = plan_shared(m, BUFFER_attention, s->attn.scratch_bytes);
 }
 
-/* Plans the buffers of context ranks. Forward needs some of them, too. */
-static void plan_exchange(Model *m)
-{
-    const Attention own = context_attention(&m->text, m->text.attn);
-    const int HD = own.H * own.D, S = HD + 2 * own.K * own.D, rows = m->text.context * m->text.rows;
-    const Format f = m->text.recipe.residual;
-    BackwardScratch *t = &m->text.work;
-    if (m->text.context == 1)
-        return;
-    t->exchanged = plan_shared_rows(m, BUFFER_exchanged, f, rows, S);
-    t->qkv_heads = plan_shared_rows(m, BUFFER_qkv_heads, f, rows, S);
-    t->attn_out_heads = plan_shared_rows(m, BUFFER_attn_out_heads, f, rows, HD);
-    if (m->text.forward_only)
-        return;
-    t->datt_heads = plan_shared_rows(m, BUFFER_datt_heads, f, rows, HD);
-    t->dqkv_heads = plan_shared_rows(m, BUFFER_dqkv_heads, f, rows, S);
-}
-
-/* Plans the buffers of tensor ranks. */
-static void plan_sums(Model *m)
-{
-    if (m->text.tensor_ranks == 1)
-        return;
-    if (row_parts(&m->text) > 1 &&
-        (format_is_fp8(m->text.recipe.operand) || format_is_fp8(m->text.recipe.gradient)))
-        m->text.work.own = plan_shared_rows(m, BUFFER_own, (Format){ F32, 0, false }, m->text.N,
-                                            m->text.config->d_model);
-    m->text.work.partial = plan_shared_rows(m, BUFFER_partial, m->text.recipe.residual,
-                                            m->text.rows, m->text.config->d_model);
-}
-
 /* Plans the gradients of experts and, for the router, what lasts longer than a block. */
 static void plan_expert_work(Planner *p)
 {
@@ -590,8 +559,6 @@ void plan_units(Arena *arena, Arena *amaxes, Model *m, const ParamStore *store)
     m->bytes.blocks = m->text.forward_only ? 0 : p->arena->used - before;
     plan_unit(p, last);
     plan_outgoing(p);
-    plan_exchange(m);
-    plan_sums(m);
     if (!m->text.forward_only) {
         plan_work(p);
         plan_expert_work(p);

@@ -51,8 +51,8 @@ json_t *router_report(const Run *r, bool detailed)
         double assignments = 0;
         for (int e = 0; e < E; e++)
             assignments += row[e], tokens += row[E + e];
-        for (int e = 0; e < E; e++) {
-            largest = fmax(largest, row[e] / fmax(assignments, 1));
+        for (int e = 0; e < E && assignments > 0; e++) { /* 0: backward ends above this block */
+            largest = fmax(largest, row[e] / assignments);
             idle += row[e] == 0;
         }
         squares += row[2 * E];
