@@ -79,7 +79,9 @@ static void stop_at_signal(int number)
 }
 
 /* NOTE: mpirun forwards SIGUSR1 and SIGUSR2. After SIGTERM or SIGHUP, mpirun kills the ranks within
- * a second. */
+ * a second. In a process without mpirun, OpenMPI loads the OpenCL drivers of the GPU, whose LLVM
+ * replaces the handlers of SIGUSR1 and SIGXCPU. So main calls this function again when all libraries
+ * are loaded. */
 static void set_signals(void)
 {
     static const int stopping[] = { SIGTERM, SIGHUP, SIGINT, SIGUSR1, SIGUSR2, SIGXCPU };
@@ -485,6 +487,7 @@ int main(int argc, char **argv)
     device_init(comm_local_rank());
     watchdog_mark_together("connecting the devices", -1);
     comm_init();
+    set_signals();
 
     if (c->generate)
         generate(c);

@@ -386,7 +386,7 @@ TEST(test_documents)
         }
         fclose(f);
     }
-    assert_int_equal(commands, 3);
+    assert_int_equal(commands, 4);
 }
 
 int main(void)
