@@ -68,7 +68,7 @@ export TSAN_OPTIONS   = suppressions=$(CURDIR)/tests/tsan.supp:log_path=$(CURDIR
 # Older compilers' sanitizer finds no place for its memory in a randomized layout of more than 28 bits (vm.mmap_rnd_bits).
 FIXED     := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 else ifdef SANITIZE
-CC_FLAGS  += -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
+CC_FLAGS  += -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 LIBS      += -fsanitize=address,undefined
 # OpenMPI's own leaks are not reported. Tests of errors fork, which is slow with the 256 MB of freed memory that are kept otherwise.
 export LSAN_OPTIONS  := suppressions=tests/lsan.supp:print_suppressions=0
@@ -135,6 +135,8 @@ $B/kernel_times.so: scripts/kernel_times.c
 	@echo "  CC    $<"
 	@$(CC) -std=c17 -O2 -g -Wall -Wextra $(CFLAGS) -shared -fPIC -fvisibility=hidden -I$(dir $(CUPTI))../include \
 	    -I$(CUDA_HOME)/include $< $(CUPTI) -Wl,-rpath,$(abspath $(dir $(CUPTI))),--disable-new-dtags -lpthread -ldl -o $@
+# Compiling a test takes longer than running its own code.
+$B/tests/test_%.c.o: CC_FLAGS += -O0
 $B/%.c.o: %.c | check
 	@mkdir -p $(@D)
 	@echo "  CC    $<"
