@@ -10,11 +10,13 @@
 #include "model/block/projector.h"
 #include "model/block/tile.h"
 
-static void set_rows(Acts *a, const ModelConfig *c, int rows)
+static void set_rows(Acts *a, int rows)
 {
     for (int i = 0; i < NUM_ACTS; i++)
         if (tensor_exists(a->tensor[i]))
-            a->tensor[i].rows = tile_rows_of(i) == ROWS_HIDDEN ? hidden_rows(c, rows) : rows;
+            a->tensor[i].rows = tile_rows_of(i) == ROWS_HIDDEN
+                                    ? hidden_rows(rows, a->experts.experts, a->experts.top_k)
+                                    : rows;
     a->experts.tokens = rows;
 }
 
@@ -46,7 +48,7 @@ static void append(Model *m, ParamStore *store, const int *tokens, int count)
     for (int i = 0; i < rows; i++)
         padded[i] = tokens[i < count ? i : count - 1];
     for (int u = 0; u < store->num_units; u++)
-        set_rows(&m->unit_acts[u], m->text.config, rows);
+        set_rows(&m->unit_acts[u], rows);
     for (int l = 0; l < m->text.L; l++) {
         m->acts[l].attn.T = rows;
         m->acts[l].attn.rope =

@@ -7,9 +7,10 @@
 #include "model/plan/plan.h"
 #include "model/block/projector.h"
 
-static int experts(const ModelConfig *c)
+static int mlps(const ModelConfig *c, int layer)
 {
-    return c->experts.count > 0 ? c->experts.count : 1;
+    const int experts = layer_experts(c, layer);
+    return experts > 0 ? experts : 1;
 }
 
 /* ---- parameters ------------------------------------------------------------------------------ */
@@ -29,8 +30,8 @@ static const ParamRow of_block[] = {
     { FIELD(out),         .rows = SIZE_OUTPUTS, .cols = SIZE_Q, .split = SPLIT_COLUMNS, .init = STD_ATTENTION_OUT, .linear = LINEAR_OUT },
     { FIELD(mlp_norm),    .cols = SIZE_MODEL, .condition = WITH_NORM_WEIGHTS },
     { FIELD(router),      .rows = SIZE_EXPERTS, .cols = SIZE_MODEL, .init = STD_IN, .condition = WITH_EXPERTS, .in_stream_format = true },
-    { FIELD(gate_up),     .rows = SIZE_OUTPUTS, .cols = SIZE_MODEL, .split = SPLIT_ROWS, .init = STD_IN, .linear = LINEAR_GATE_UP, .count = experts },
-    { FIELD(down),        .rows = SIZE_OUTPUTS, .cols = SIZE_MLP, .split = SPLIT_COLUMNS, .init = STD_MLP_OUT, .linear = LINEAR_DOWN, .count = experts },
+    { FIELD(gate_up),     .rows = SIZE_OUTPUTS, .cols = SIZE_MODEL, .split = SPLIT_ROWS, .init = STD_IN, .linear = LINEAR_GATE_UP, .count = mlps },
+    { FIELD(down),        .rows = SIZE_OUTPUTS, .cols = SIZE_MLP, .split = SPLIT_COLUMNS, .init = STD_MLP_OUT, .linear = LINEAR_DOWN, .count = mlps },
     { FIELD(qkv_a),       .rows = SIZE_LORA_RANKS, .cols = SIZE_MODEL, .init = STD_ADAPTER, .condition = ADAPTED, .linear = LINEAR_QKV },
     { FIELD(qkv_b),       .rows = SIZE_OUTPUTS, .cols = SIZE_LORA_RANK, .split = SPLIT_ROWS, .init = ZEROS, .condition = ADAPTED, .linear = LINEAR_QKV },
     { FIELD(out_a),       .rows = SIZE_LORA_RANKS, .cols = SIZE_Q, .split = SPLIT_COLUMNS, .init = STD_ADAPTER, .condition = ADAPTED, .linear = LINEAR_OUT },

@@ -36,6 +36,7 @@ static void plan_attention(Arena *arena, Stream *s, int sets)
     for (int i = 0; i < sets * s->L; i++) {
         const int l = i % s->L;
         Acts *a = stream_acts(s, i / s->L, l);
+        a->layer = l;
         a->attn = s->attn;
         a->attn.rope = s->rope[layer_rotation(c, l)] +
                        (size_t)s->context_rank * (size_t)s->attn.T * (size_t)s->attn.D;

@@ -24,7 +24,7 @@ TEST(test_pairs)
 {
     ModelConfig m = architecture(LLAMA);
     m.sliding_window = 7;
-    m.layer_types = (LayerTypes){ .count = 2, .slides = { true, false } };
+    m.layer_types = (LayerTypes){ .count = 2, .marked = { true, false } };
     m.n_layers = 4;
     for (int tokens = 1; tokens < 40; tokens++) {
         double pairs = 0;

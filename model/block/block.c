@@ -61,16 +61,16 @@ static void forward_mlp(const Block *b)
     }
 }
 
-static bool has_experts(const Stream *stream)
+static bool has_experts(const Block *b)
 {
-    return stream->config->experts.count > 0;
+    return b->a->experts.experts > 0;
 }
 
 void block_forward(const Stream *stream, const UnitTensors *w, const Acts *a, const Acts *next)
 {
     const Block b = { .stream = stream, .w = w, .a = a, .next = next, .work = &stream->work };
     forward_attention(&b, false);
-    if (has_experts(stream))
+    if (has_experts(&b))
         experts_forward(&b);
     else
         forward_mlp(&b);
@@ -84,7 +84,7 @@ void block_forward(const Stream *stream, const UnitTensors *w, const Acts *a, co
 static void swiglu_to_gate_up(const Block *b, const LinearLayer *down, Tensor dy)
 {
     const Acts *a = b->a;
-    const Tensor dact = b->work->dact,
+    const Tensor dact = a->dact,
                  act = a->keep == KEEP_INPUTS ? linear_input(down, a->swiglu_operand) : NONE;
     if (linear_has_adapter(down))
         swiglu_backward(a->dgate_up, act, dact, linear_dx_defer_adapter(down, dact, dy),
@@ -161,7 +161,7 @@ void block_backward(const Stream *stream, const UnitTensors *w, UnitTensors *dw,
         branch_foresee(&b, &mlp);
     if (keep_recomputes(a->keep))
         forward_attention(&b, a->keep == KEEP_ATTENTION);
-    if (has_experts(stream))
+    if (has_experts(&b))
         experts_backward(&b);
     else
         backward_mlp_tiles(&b);

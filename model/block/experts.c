@@ -7,9 +7,13 @@ static const Experts *config_of(const Block *b)
     return &b->stream->config->experts;
 }
 
-static int layer_of(const Block *b)
+/* Number of blocks with experts before block l. */
+static int routers_before(const ModelConfig *c, int l)
 {
-    return (int)(b->a - b->stream->blocks) % b->stream->apart;
+    int count = 0;
+    while (l-- > 0)
+        count += layer_experts(c, l) > 0;
+    return count;
 }
 
 /* ---- the router's losses --------------------------------------------------------------------- */
@@ -40,7 +44,7 @@ static void pool_stats(const Block *b)
 {
     if (!b->a->router_stats || !is_pooled(b))
         return;
-    if (layer_of(b) == 0)
+    if (routers_before(b->stream->config, b->a->layer) == 0)
         quantize(b->stream->router.pooled, stats_of(b)); /* a copy */
     else
         accumulate(b->stream->router.pooled, stats_of(b));
@@ -50,10 +54,11 @@ static void pool_stats(const Block *b)
 static void report_stats(const Block *b)
 {
     const RouterLosses *r = &b->stream->router;
-    const int l = layer_of(b), E = config_of(b)->count;
+    const ModelConfig *c = b->stream->config;
+    const int l = b->a->layer, L = b->stream->L, E = c->experts.count;
     router_sum(tensor_rows(r->sums, l, 1), stats_of(b), E, is_pooled(b) ? 0 : r->balance);
-    if (is_pooled(b) && l == b->stream->L - 1)
-        router_sum(tensor_rows(r->sums, l + 1, 1), r->pooled, E, r->balance);
+    if (is_pooled(b) && routers_before(c, l + 1) == routers_before(c, L))
+        router_sum(tensor_rows(r->sums, L, 1), r->pooled, E, r->balance);
 }
 
 /* A group of n tokens has the loss coef * E * sum over experts of (count / (k n)) (sum of p / n).
@@ -63,7 +68,8 @@ void experts_begin_step(Stream *s, int sequences)
 {
     const Experts *e = &s->config->experts;
     const bool pooled = e->balance == BALANCE_POOLED;
-    const double L = s->L, B = s->attn.B, tokens = B * s->T / s->router.groups * (pooled ? L : 1),
+    const double L = routers_before(s->config, s->L), B = s->attn.B,
+                 tokens = B * s->T / s->router.groups * (pooled ? L : 1),
                  share = B / s->router.groups / sequences;
     s->router.balance = e->balance == BALANCE_NONE
                             ? 0
@@ -114,7 +120,7 @@ static void backward_to_gate_up(const Block *b, const Branch *s)
     const Tensor act =
         a->keep == KEEP_INPUTS && b->dw->down.data ? linear_transpose(a->swiglu_operand) : NONE;
     experts_gather(t->expert_dy, t->dres, s->amax, a->experts);
-    experts_matmul_dx_swiglu(a->dgate_up, act, t->dweight.data, t->dact, t->expert_dy, b->w->down,
+    experts_matmul_dx_swiglu(a->dgate_up, act, t->dweight.data, a->dact, t->expert_dy, b->w->down,
                              a->gate_up_saved, a->experts);
     experts_matmul_dw(b->dw->down, t->expert_dy, a->swiglu_operand, a->experts);
 }

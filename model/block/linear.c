@@ -21,18 +21,20 @@ static bool is_trained(Tensor dw)
     return dw.data != NULL;
 }
 
-static LinearParams params_of(const Stream *stream, const UnitTensors *w, Linear l)
+static LinearParams params_of(const Block *b, const UnitTensors *w, Linear l)
 {
     const Tensor matrix[NUM_LINEARS] = { w->qkv, w->out, w->gate_up, w->down },
-                 a[NUM_LINEARS] = { w->qkv_a, w->out_a, w->gate_up_a, w->down_a },
-                 b[NUM_LINEARS] = { w->qkv_b, w->out_b, w->gate_up_b, w->down_b };
+                 adapter_a[NUM_LINEARS] = { w->qkv_a, w->out_a, w->gate_up_a, w->down_a },
+                 adapter_b[NUM_LINEARS] = { w->qkv_b, w->out_b, w->gate_up_b, w->down_b };
     LinearParams p = {
         .matrix = matrix[l],
         .bias = l == LINEAR_QKV ? w->qkv_bias : NONE,
-        .a = { .w = a[l], .num_projections = 1, .projection = { { 0, a[l].cols } } },
-        .b = adapter_projections(stream->config, l),
+        .a = { .w = adapter_a[l],
+               .num_projections = 1,
+               .projection = { { 0, adapter_a[l].cols } } },
+        .b = adapter_projections(b->stream->config, b->a->layer, l),
     };
-    p.b.w = b[l];
+    p.b.w = adapter_b[l];
     return p;
 }
 
@@ -56,12 +58,12 @@ bool linear_has_adapter(const LinearLayer *l)
 
 LinearLayer linear_layer(const Block *b, Linear l)
 {
-    LinearLayer layer = { .w = params_of(b->stream, b->w, l),
+    LinearLayer layer = { .w = params_of(b, b->w, l),
                           .xa = acts_xa(b->a, l),
                           .scale = b->stream->lora_scale,
                           .folded = b->stream->down_folded };
     if (b->dw) {
-        layer.dw = params_of(b->stream, b->dw, l);
+        layer.dw = params_of(b, b->dw, l);
         layer.dxa = linear_has_adapter(&layer) ? dxa_of(b, l) : NONE;
     }
     return layer;

@@ -45,7 +45,6 @@ static void cut(Tile *t, const Block *b, int first, int rows)
     t->work.dres_amax = NULL;
     t->work.dy = in_tile(b->work->dy, dres, t->work.dres);
     t->work.dh = in_tile(b->work->dh, dres, t->work.dres);
-    t->work.dact = in_tile(b->work->dact, dres, t->work.dres);
 }
 
 static void use_gradients(Tile *t, const UnitTensors *dw)

@@ -37,9 +37,9 @@ static void check_strategy(const Reader *r)
 /* Without experts the keys of the router have no effect. */
 static void note_idle(Reader *r)
 {
-    static const char *const keys[] = { "model.num_experts_per_tok", "model.norm_topk_prob",
-                                        "model.router_aux_loss", "model.router_aux_loss_coef",
-                                        "model.router_z_loss_coef" };
+    static const char *const keys[] = { "model.num_experts_per_tok",  "model.norm_topk_prob",
+                                        "model.mlp_layer_types",      "model.router_aux_loss",
+                                        "model.router_aux_loss_coef", "model.router_z_loss_coef" };
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
         if (reader_given(r, keys[i]))
             reader_note(r, "%s (there is no model.num_experts)", keys[i]);

@@ -80,11 +80,13 @@ static void check_widths(const Reader *r)
         { "model.d_model", "the residual stream", m->d_model },
         { reader_given(r, HALF_SIZE) ? HALF_SIZE : HIDDEN_SIZE, "each half of the MLP",
           m->mlp_width },
+        { "model.dense_intermediate_size", "each half of a dense block's MLP",
+          m->experts.dense_width },
         { "model.n_heads", "all query heads together", (long)m->n_heads * m->head_dim },
         { "model.n_kv_heads", "q, k and v together",
           (m->n_heads + 2L * m->n_kv_heads) * m->head_dim },
     };
-    for (int i = 0; i < 4; i++)
+    for (size_t i = 0; i < sizeof list / sizeof list[0]; i++)
         if (list[i].width % MULTIPLE != 0)
             die("%s: %s makes %s %ld wide; widths must be multiples of %d, as %ld or %ld",
                 reader_where(r, list[i].key), list[i].key, list[i].what, list[i].width, MULTIPLE,
@@ -146,6 +148,15 @@ static void complete_windows(Reader *r)
         reader_note(r, "model.sliding_window (model.layer_types has no sliding_attention)");
 }
 
+static void complete_experts(Reader *r)
+{
+    ModelConfig *m = &r->s->c.model;
+    const int width = m->experts.dense_width;
+    model_rules_experts(m, reader_where(r, "model.mlp_layer_types"));
+    if (width > 0 && m->experts.dense_width == 0)
+        reader_note(r, "model.dense_intermediate_size (model.mlp_layer_types has no dense block)");
+}
+
 /* A class that the user names must be able to compute this model. Without a name, the first class
  * that can compute this model is chosen. */
 static void choose_architecture(Reader *r)
@@ -198,6 +209,7 @@ void check_model(Reader *r, bool from_hf)
             reader_where(r, "model.attention_layer_norm"));
     complete_heads(r);
     complete_mlp(r, from_hf);
+    complete_experts(r);
     check_widths(r);
     complete_vocabulary(r);
     check_ranges(r);

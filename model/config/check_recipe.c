@@ -204,6 +204,8 @@ static void check_columns(Reader *r)
     check_groups(r, "format.saved_qkv", c->saved_qkv, q + 2 * kv);
     check_groups(r, "format.saved_attention", c->saved_attention, q);
     check_groups(r, "format.saved_mlp", c->saved_mlp, 2 * m->mlp_width);
+    if (m->experts.dense_width > 0)
+        check_groups(r, "format.saved_mlp", c->saved_mlp, 2 * m->experts.dense_width);
     check_groups(r, "format.operand", c->operand, 0);
     check_groups(r, "format.gradient", c->gradient, 0);
     const char *given = reader_given(r, "format.gradient") ? "format.gradient" : "format.operand";

@@ -291,7 +291,7 @@ static void read_layer_types(ModelConfig *m, const HfConfig *s)
         const bool slides = type && strcmp(type, "sliding_attention") == 0;
         if (types && !slides && (!type || strcmp(type, "full_attention") != 0))
             wrong(s, "layer_types", "sliding_attention and full_attention", types);
-        m->layer_types.slides[l] =
+        m->layer_types.marked[l] =
             types ? slides
                   : m->sliding_window > 0 && l >= first && (every == 0 || (l + 1) % every != 0);
     }
@@ -336,6 +336,32 @@ static void read_windows(ModelConfig *m, const HfConfig *s)
     model_rules_windows(m, s->path);
 }
 
+/* Block l has one MLP if mlp_only_layers lists it or decoder_sparse_step does not divide l + 1. */
+static void read_dense(ModelConfig *m, const HfConfig *s)
+{
+    static const HfKey width = { "intermediate_size", HF_VALUE, "model.dense_intermediate_size",
+                                 NAN };
+    const json_t *list = get(s->json, "mlp_only_layers");
+    const int step = class_number(s, "decoder_sparse_step");
+    LayerTypes *dense = &m->experts.dense;
+    if (!architecture_key(s->class, "decoder_sparse_step"))
+        return;
+    if (step < 1)
+        wrong(s, "decoder_sparse_step", "1 or more", get(s->json, "decoder_sparse_step"));
+    dense->count = m->n_layers;
+    for (int l = 0; l < m->n_layers; l++)
+        dense->marked[l] = (l + 1) % step != 0;
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *l = json_array_get(list, i);
+        if (!json_is_integer(l) || json_integer_value(l) < 0 ||
+            json_integer_value(l) >= m->n_layers)
+            wrong(s, "mlp_only_layers", "a list of numbers of layers, from 0", list);
+        dense->marked[json_integer_value(l)] = true;
+    }
+    read_value(m, s, s->json, &width);
+    model_rules_experts(m, s->path);
+}
+
 /* transformers adds the load-balancing loss to the loss if output_router_logits is true. It reads
  * num_local_experts as another name of num_experts. */
 static void read_router(ModelConfig *m, const HfConfig *s)
@@ -349,6 +375,7 @@ static void read_router(ModelConfig *m, const HfConfig *s)
     if (adds && !json_is_boolean(adds))
         wrong(s, "output_router_logits", "true or false", adds);
     m->experts.balance = json_is_true(adds) ? BALANCE_POOLED : BALANCE_NONE;
+    read_dense(m, s);
 }
 
 /* ---- the file -------------------------------------------------------------------------------- */
@@ -414,6 +441,7 @@ void hf_read(ModelConfig *m, const char *folder)
     m->qk_norm = a->qk_norm;
     m->clip_qkv = 0;
     m->experts.count = 0;
+    m->experts.dense = (LayerTypes){ 0 };
     m->sliding_window = 0;
     m->no_rope_interval = 0;
     for (const HfKey *k = hf_keys; k->key; k++) {
@@ -522,6 +550,23 @@ static json_t *blocks_json(const ModelConfig *c, const char *key)
     return list;
 }
 
+static json_t *router_json(const ModelConfig *c, const char *key)
+{
+    if (strcmp(key, "num_local_experts") == 0)
+        return json_integer(c->experts.count);
+    if (strcmp(key, "output_router_logits") == 0)
+        return json_boolean(c->experts.balance == BALANCE_POOLED);
+    if (strcmp(key, "decoder_sparse_step") == 0)
+        return json_integer(1);
+    if (strcmp(key, "intermediate_size") == 0)
+        return c->experts.dense_width > 0 ? json_integer(c->experts.dense_width) : NULL;
+    json_t *list = json_array();
+    for (int l = 0; l < c->n_layers; l++)
+        if (layer_experts(c, l) == 0)
+            json_array_append_new(list, json_integer(l));
+    return list;
+}
+
 /* The only supported value, or the first of a list of supported values. */
 static json_t *literal_json(const char *text)
 {
@@ -552,10 +597,7 @@ static json_t *key_json(const ModelConfig *c, const Architecture *a, const HfKey
     case HF_ONLY: return literal_json(k->what);
     case HF_ROTATION: return rotation_json(c, a, k->key);
     case HF_BLOCKS: return blocks_json(c, k->key);
-    case HF_ROUTER:
-        return strcmp(k->key, "num_local_experts") == 0
-                   ? json_integer(c->experts.count)
-                   : json_boolean(c->experts.balance == BALANCE_POOLED);
+    case HF_ROUTER: return router_json(c, k->key);
     default: return NULL;
     }
 }

@@ -25,7 +25,7 @@ const HfKey hf_keys[] = {
     { "use_cache",               HF_LITERAL,  "true" },
     { "hidden_size",             HF_VALUE,    "model.d_model", NAN },
     { "intermediate_size",       HF_VALUE | HF_UNLISTED, "model.mlp_hidden_size", NAN },
-    { "intermediate_size",       HF_IGNORED | HF_LISTED },       /* of MLPs that a model of experts lacks */
+    { "intermediate_size",       HF_ROUTER | HF_LISTED },        /* of blocks with one MLP */
     { "moe_intermediate_size",   HF_VALUE | HF_LISTED, "model.mlp_hidden_size" },
     { "num_experts",             HF_VALUE | HF_LISTED, "model.num_experts" },
     { "num_experts_per_tok",     HF_VALUE | HF_LISTED, "model.num_experts_per_tok" },
@@ -33,8 +33,8 @@ const HfKey hf_keys[] = {
     { "router_aux_loss_coef",    HF_VALUE | HF_LISTED, "model.router_aux_loss_coef" },
     { "num_local_experts",       HF_ROUTER | HF_LISTED },
     { "output_router_logits",    HF_ROUTER | HF_LISTED },
-    { "decoder_sparse_step",     HF_ONLY | HF_LISTED,  "1", .why = "all blocks have experts here" },
-    { "mlp_only_layers",         HF_ONLY | HF_LISTED,  "[]", .why = "all blocks have experts here" },
+    { "decoder_sparse_step",     HF_ROUTER | HF_LISTED },
+    { "mlp_only_layers",         HF_ROUTER | HF_LISTED },
     { "num_hidden_layers",       HF_VALUE,    "model.n_layers", NAN },
     { "num_attention_heads",     HF_VALUE,    "model.n_heads", NAN },
     { "num_key_value_heads",     HF_VALUE,    "model.n_kv_heads", 0 },

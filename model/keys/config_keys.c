@@ -156,7 +156,8 @@ const ConfigKey config_keys[] = {
            "clamp q, k and v to the range from -clip_qkv to clip_qkv"),
     OPTION("model.sliding_window", INT, "null", 0, 1, MANY, C(model.sliding_window),
            "number of tokens that a query attends to, including its own; default: no window"),
-    OTHER ("model.layer_types", LAYER_TYPES, "null", C(model.layer_types),
+    WORD  ("model.layer_types", LAYER_TYPES, "null", WORDS({ "full_attention", false }, { "sliding_attention", true }),
+           C(model.layer_types),
            "attention of each layer: sliding_attention uses sliding_window, full_attention does not. A shorter list repeats. "
            "Default: all layers use sliding_window"),
     NUMBER("model.rope_theta", DOUBLE, "10000", 1, 1e12, C(model.rope_theta), "base of the rotary embedding"),

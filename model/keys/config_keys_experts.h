@@ -7,6 +7,14 @@
            "intermediate_size, half of mlp_hidden_size"), \
         NUMBER("model.num_experts_per_tok", INT, "8", 1, 16, C(model.experts.top_k), \
                "experts that compute each token: those with the largest router probabilities"), \
+        WORD("model.mlp_layer_types", LAYER_TYPES, "null", \
+             WORDS({ "sparse", false }, { "dense", true }), C(model.experts.dense), \
+             "MLP of each block: sparse has experts, dense is one MLP. A shorter list repeats. " \
+             "Default: " \
+             "all blocks have experts"), \
+        OPTION("model.dense_intermediate_size", INT, "null", 0, 1, 1 << 24, \
+               C(model.experts.dense_width), \
+               "width of the MLP in dense blocks, half of what mlp_hidden_size counts"), \
         OTHER("model.norm_topk_prob", BOOL, "false", C(model.experts.normalize), \
               "divide the weights of a token's experts by their sum (OLMoE: false, Qwen3: true)"), \
         WORD("model.router_aux_loss", CHOICE, "micro_batch", \

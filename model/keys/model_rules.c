@@ -25,25 +25,47 @@ void model_rules_heads(ModelConfig *m, const HeadKeys *keys)
 }
 
 /* Shortens a list of layer types to the shortest list whose repetition gives the types of all
- * blocks; to the empty list if the types follow from sliding_window. */
+ * blocks; to the empty list if all blocks have the same type. */
 static void shorten(LayerTypes *types, int n_layers)
 {
     LayerTypes all = { .count = n_layers };
-    int period = 1, sliding = 0;
+    int period = 1, marked = 0;
     for (int l = 0; l < n_layers; l++) {
-        all.slides[l] = types->slides[l % types->count];
-        sliding += all.slides[l];
+        all.marked[l] = types->marked[l % types->count];
+        marked += all.marked[l];
     }
     for (int l = period; l < n_layers; l++)
-        if (all.slides[l] != all.slides[l % period]) {
+        if (all.marked[l] != all.marked[l % period]) {
             period++;
             l = period - 1;
         }
     *types = (LayerTypes){ 0 };
-    if (sliding == 0 || sliding == n_layers)
+    if (marked == 0 || marked == n_layers)
         return;
     types->count = period;
-    memcpy(types->slides, all.slides, (size_t)period * sizeof all.slides[0]);
+    memcpy(types->marked, all.marked, (size_t)period * sizeof all.marked[0]);
+}
+
+void model_rules_experts(ModelConfig *m, const char *where)
+{
+    Experts *e = &m->experts;
+    int sparse = 0;
+    for (int l = 0; l < m->n_layers; l++)
+        sparse += layer_experts(m, l) > 0;
+    if (e->count == 0)
+        e->dense = (LayerTypes){ 0 };
+    else if (sparse == 0)
+        die("%s: all %d blocks are dense, but model.num_experts is %d; leave out the experts, or "
+            "give one block experts",
+            where, m->n_layers, e->count);
+    else if (sparse < m->n_layers && e->dense_width == 0)
+        die("%s: %d blocks are dense, and their width is not given; give "
+            "model.dense_intermediate_size",
+            where, m->n_layers - sparse);
+    if (e->dense.count > 0)
+        shorten(&e->dense, m->n_layers);
+    if (e->dense.count == 0)
+        e->dense_width = 0;
 }
 
 void model_rules_rope(const ModelConfig *m, const char *where)
@@ -64,7 +86,7 @@ void model_rules_windows(ModelConfig *m, const char *where)
 {
     bool any = m->layer_types.count == 0;
     for (int l = 0; l < m->n_layers && !any; l++)
-        any = m->layer_types.slides[l % m->layer_types.count];
+        any = m->layer_types.marked[l % m->layer_types.count];
     if (any && m->layer_types.count > 0 && m->sliding_window == 0)
         die("%s: layer_types has sliding_attention, but there is no sliding_window; give "
             "sliding_window, or only full_attention",

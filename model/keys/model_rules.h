@@ -12,6 +12,8 @@ typedef struct {
 } HeadKeys;
 
 void model_rules_heads(ModelConfig *m, const HeadKeys *keys);
+/* the same dense blocks always give the same LayerTypes */
+void model_rules_experts(ModelConfig *m, const char *where);
 void model_rules_rope(const ModelConfig *m, const char *where);
 /* the same windows always give the same LayerTypes */
 void model_rules_windows(ModelConfig *m, const char *where);

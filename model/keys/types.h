@@ -27,7 +27,7 @@ typedef enum {
     BETAS,       /* double[2] */
     DURATION,    /* Duration */
     FORMAT,      /* Format */
-    LAYER_TYPES, /* LayerTypes: a list */
+    LAYER_TYPES, /* LayerTypes: a list of two `words`, that of marked blocks second */
     SECTIONS,    /* a list of sections, whose keys are the rows name[].key (data_mixture.c) */
     FIXED,       /* no value is stored: only the `choices` are accepted; `help` says why */
     TYPE_MASK = 31,
@@ -47,7 +47,7 @@ typedef struct {
     const char *choices; /* FIXED: "a|b|c"; FORMAT: description of the allowed formats */
     size_t offset;       /* offset of the value in Settings (of name[].key in an element) */
     const char *help;
-    const Word *words; /* CHOICE; ends with word == NULL */
+    const Word *words; /* CHOICE, LAYER_TYPES; ends with word == NULL */
 } ConfigKey;
 
 #define LONGS 9e18 /* maximum of a LONG, a U64 or a Duration */

@@ -161,7 +161,9 @@ void value_expected(char *out, size_t size, const ConfigKey *k)
     case DURATION:
         snprintf(out, size, "steps (100), tokens (2e9T) or epochs (1ep), above 0");
         break;
-    case LAYER_TYPES: snprintf(out, size, "a list of sliding_attention and full_attention"); break;
+    case LAYER_TYPES:
+        snprintf(out, size, "a list of %s and %s", k->words[1].word, k->words[0].word);
+        break;
     default: snprintf(out, size, "anything"); break;
     }
 }
@@ -236,20 +238,15 @@ static void parse_betas(double *betas, const ConfigKey *k, const YamlNode *n)
             wrong(k, n->child[i]);
 }
 
-/* Words for layer types. Value: whether a layer has a sliding window. */
-static const Word layer_types[] = { { "full_attention", false },
-                                    { "sliding_attention", true },
-                                    { NULL, 0 } };
-
 static void parse_layer_types(LayerTypes *types, const ConfigKey *k, const YamlNode *n)
 {
     if (n->kind != YAML_LIST || n->num_children > MAX_LAYERS)
         wrong(k, n);
     for (int i = 0; i < n->num_children; i++) {
-        const Word *word = find_word(layer_types, n->child[i]->text);
+        const Word *word = find_word(k->words, n->child[i]->text);
         if (!word)
             wrong(k, n->child[i]);
-        types->slides[types->count++] = word->value;
+        types->marked[types->count++] = word->value;
     }
 }
 

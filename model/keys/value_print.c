@@ -69,12 +69,12 @@ static void print_choice(FILE *f, const Word *words, int value)
     fputs(words->word ? words->word : "null", f);
 }
 
-static void print_layer_types(FILE *f, const LayerTypes *types)
+static void print_layer_types(FILE *f, const LayerTypes *types, const Word *words)
 {
     if (types->count == 0)
         fputs("null", f);
     for (int l = 0; l < types->count; l++)
-        fprintf(f, "%s%s_attention", l ? ", " : "[", types->slides[l] ? "sliding" : "full");
+        fprintf(f, "%s%s", l ? ", " : "[", words[types->marked[l]].word);
     if (types->count > 0)
         fputc(']', f);
 }
@@ -119,7 +119,7 @@ void value_print(FILE *f, const void *holder, const ConfigKey *k, int indent)
         break;
     case FORMAT: fputs(format_name(*(const Format *)field), f); break;
     case DURATION: print_duration(f, (const Duration *)field); break;
-    case LAYER_TYPES: print_layer_types(f, (const LayerTypes *)field); break;
+    case LAYER_TYPES: print_layer_types(f, (const LayerTypes *)field, k->words); break;
     case BETAS:
         fputc('[', f);
         print_double(f, ((const double *)field)[0], false);

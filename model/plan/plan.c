@@ -17,13 +17,14 @@ static bool has_scales_of_step(const Stream *s)
 /* arena: the unit's own memory. amaxes: memory for scale_amax of FP8 operands, if scales are valid
  * for a step. transposes: backward reads transposes of FP8 operands, for the gradients of the
  * blocks' matrices; if false, backward reads the rows of operands, for the gradients of adapters.
- * keep: what forward saves. rows: number of rows of tensors. */
+ * layer: the block. keep: what forward saves. rows: number of rows of tensors. */
 struct Planner {
     Arena *arena, *amaxes;
     Model *m;
     Stream *stream; /* the stream to whose units the tensors belong */
     const ParamStore *store;
     bool transposes;
+    int layer;
     Keep keep;
     int rows;
 };
@@ -157,9 +158,10 @@ static Tensor place_stream(Planner *p)
 }
 
 /* Whether a gradient reads the inputs of these linear layers. */
-static bool reads_input(const Stream *s, Linear l)
+static bool reads_input(const Planner *p, Linear l)
 {
-    return s->trains_matrices || adapter_projections(s->config, l).num_projections > 0;
+    return p->stream->trains_matrices ||
+           adapter_projections(p->stream->config, p->layer, l).num_projections > 0;
 }
 
 /* Returns p with the number of rows of the MLP's buffers in blocks with this `keep`. If backward
@@ -171,11 +173,17 @@ static Planner of_mlp(const Planner *p, Keep keep)
     return mlp;
 }
 
+static int experts_of(const Planner *p)
+{
+    return layer_experts(p->stream->config, p->layer);
+}
+
 /* The planner for gate, up, SwiGLU and the gradients of these tensors. */
 static Planner of_hidden(const Planner *p, Keep keep)
 {
     Planner hidden = *p;
-    hidden.rows = hidden_rows(p->stream->config, mlp_rows(p->stream, keep));
+    hidden.rows =
+        hidden_rows(mlp_rows(p->stream, keep), experts_of(p), p->stream->config->experts.top_k);
     return hidden;
 }
 
@@ -200,7 +208,7 @@ static void plan_experts(Planner *p, Acts *a)
 {
     const Stream *s = p->stream;
     const Recipe *r = &s->recipe;
-    const int E = s->config->experts.count, C = s->config->d_model;
+    const int E = experts_of(p), C = s->config->d_model;
     const bool leaves = leaves_own(p);
     Planner hidden = of_hidden(p, p->keep);
     if (E == 0)
@@ -223,7 +231,7 @@ static void plan_stream(Planner *p, Acts *a)
     int C = s->config->d_model;
     bool after = s->config->norm_after, leaves = leaves_own(p);
     bool keep_h = leaves && (after || p->keep == KEEP_ALL),
-         one_h = p->keep == KEEP_INPUTS && !after && s->config->experts.count == 0;
+         one_h = p->keep == KEEP_INPUTS && !after && experts_of(p) == 0;
 
     a->attn_res = place_stream(p);
     bool alias_x = !after && format_equal(r->saved_norm_input, r->residual),
@@ -235,11 +243,11 @@ static void plan_stream(Planner *p, Acts *a)
     a->mlp_x = alias_x ? a->mlp_res : place(&own_mlp, leaves, BUFFER_mlp_x, r->saved_norm_input, C);
     a->attn_h =
         alias_h ? a->attn_res
-                : operand(p, keep_h && reads_input(s, LINEAR_QKV), BUFFER_attn_h, r->operand, C);
-    a->mlp_h = s->config->experts.count > 0 ? place(&mlp, keep_h, BUFFER_mlp_h, r->residual, C)
-               : alias_h                    ? a->mlp_res
-               : one_h                      ? a->attn_h
-                       : operand(&mlp, keep_h && reads_input(s, LINEAR_GATE_UP), BUFFER_mlp_h,
+                : operand(p, keep_h && reads_input(p, LINEAR_QKV), BUFFER_attn_h, r->operand, C);
+    a->mlp_h = experts_of(p) > 0 ? place(&mlp, keep_h, BUFFER_mlp_h, r->residual, C)
+               : alias_h         ? a->mlp_res
+               : one_h           ? a->attn_h
+                       : operand(&mlp, keep_h && reads_input(p, LINEAR_GATE_UP), BUFFER_mlp_h,
                                  r->operand, C);
     if (one_h && format_is_fp8(r->operand)) {
         /* backward uses the scale of forward again */
@@ -270,7 +278,8 @@ static void plan_acts(Planner *p, Acts *a)
     Stream *s = p->stream;
     const Recipe *r = &s->recipe;
     const ModelConfig *c = s->config;
-    int HD = c->n_heads * c->head_dim, S = HD + 2 * c->n_kv_heads * c->head_dim, F = c->mlp_width;
+    int HD = c->n_heads * c->head_dim, S = HD + 2 * c->n_kv_heads * c->head_dim,
+        F = layer_mlp_width(c, p->layer);
     bool leaves = leaves_own(p), changed = c->qk_norm || c->clip_qkv > 0;
     Planner mlp = of_mlp(p, p->keep), own = of_stream(p), own_mlp = of_stream(&mlp),
             hidden = of_hidden(p, p->keep);
@@ -295,7 +304,7 @@ static void plan_acts(Planner *p, Acts *a)
     a->gate_up_raw = same(a->gate_up_saved, r->residual)
                          ? a->gate_up_saved
                          : shared(&hidden, BUFFER_gate_up_raw, r->residual, 2 * F);
-    const bool keeps_act = p->keep == KEEP_ALL && !s->forward_only && reads_input(s, LINEAR_DOWN);
+    const bool keeps_act = p->keep == KEEP_ALL && !s->forward_only && reads_input(p, LINEAR_DOWN);
     a->swiglu_operand = operand(&hidden, keeps_act, BUFFER_swiglu_operand, r->operand, F);
     add_channels(p, &a->swiglu_operand);
 
@@ -307,7 +316,7 @@ static void plan_acts(Planner *p, Acts *a)
     a->lse = floats(p, leaves_attention, BUFFER_lse, c->n_heads);
     a->own_lse = context_skips(s) ? floats(p, leaves_attention, BUFFER_own_lse, c->n_heads) : NULL;
     for (Linear l = 0; l < NUM_LINEARS; l++) {
-        const int projections = adapter_projections(c, l).num_projections;
+        const int projections = adapter_projections(c, p->layer, l).num_projections;
         Planner *of = l < LINEAR_GATE_UP ? p : &mlp;
         a->tensor[ACT_xa_qkv + (int)l] =
             projections
@@ -350,16 +359,26 @@ static Tensor plan_dgate_up(Planner *p, int cols)
 /* Plans the gradients of every block. Each block has its own scale_amax, the same in all sets,
  * because the backward passes of all sets run in one order. If dgate_up overwrites the saved gate
  * and up, its rows are in the block's own memory. */
-static void plan_gradients(Planner *p, Tensor dgate_up, Tensor dqkv_op)
+static void plan_gradients(Planner *p, Tensor dqkv_op)
 {
+    const Recipe *r = &p->stream->recipe;
+    const ModelConfig *c = p->stream->config;
+    Tensor kind[2] = { 0 }; /* dgate_up of blocks with one MLP, and of blocks with experts */
     for (int l = 0; l < p->stream->L; l++) {
-        add_scale_amax(p, &dgate_up);
+        p->layer = l;
+        const int F = layer_mlp_width(c, l);
+        Planner hidden = of_hidden(p, r->keep);
+        Tensor *dgate_up = &kind[experts_of(p) > 0];
+        if (dgate_up->rows == 0)
+            *dgate_up = plan_dgate_up(&hidden, 2 * F);
+        add_scale_amax(p, dgate_up);
         add_scale_amax(p, &dqkv_op);
         for (int set = 0; set < p->m->num_sets; set++) {
             Acts *a = stream_acts(p->stream, set, l);
-            a->dgate_up = dgate_up;
+            a->dact = shared(&hidden, BUFFER_dact, r->residual, F);
+            a->dgate_up = *dgate_up;
             a->dqkv_op = dqkv_op;
-            if (!dgate_up.data)
+            if (!dgate_up->data)
                 a->dgate_up.data = a->gate_up_saved.data;
         }
     }
@@ -385,10 +404,12 @@ static void plan_expert_work(Planner *p)
     Stream *s = p->stream;
     const int E = s->config->experts.count, C = s->config->d_model;
     const Format f32 = { F32, 0, false };
-    Planner hidden = of_hidden(p, s->recipe.keep);
     BackwardScratch *t = &s->work;
     if (E == 0)
         return;
+    for (p->layer = 0; experts_of(p) == 0;)
+        p->layer++;
+    Planner hidden = of_hidden(p, s->recipe.keep);
     t->drouter = shared(p, BUFFER_drouter, s->recipe.residual, E);
     t->dweight = shared(&hidden, BUFFER_dweight, f32, 1);
     t->expert_dy = gradient_operand(&hidden, BUFFER_expert_dy, C);
@@ -403,10 +424,9 @@ static void plan_work(Planner *p)
     const Recipe *r = &s->recipe;
     const ModelConfig *c = s->config;
     BackwardScratch *t = &s->work;
-    Planner hidden = of_hidden(p, r->keep), own = of_stream(p);
+    Planner own = of_stream(p);
     const bool alone = s->tensor_ranks == 1;
-    int C = c->d_model, HD = c->n_heads * c->head_dim, S = HD + 2 * c->n_kv_heads * c->head_dim,
-        F = c->mlp_width;
+    int C = c->d_model, HD = c->n_heads * c->head_dim, S = HD + 2 * c->n_kv_heads * c->head_dim;
 
     t->dres = shared(&own, BUFFER_dres, r->residual, C);
     t->dres_amax = alone && !c->norm_after && format_is_fp8(r->gradient)
@@ -416,10 +436,9 @@ static void plan_work(Planner *p)
                 ? t->dres
                 : gradient_operand(p, BUFFER_dy, C);
     t->dh = shared(p, BUFFER_dh, r->residual, C);
-    t->dact = shared(&hidden, BUFFER_dact, r->residual, F);
     t->datt = shared(p, BUFFER_datt, r->residual, HD);
     t->dqkv = shared(p, BUFFER_dqkv, r->residual, S);
-    plan_gradients(p, plan_dgate_up(&hidden, 2 * F),
+    plan_gradients(p,
                    same(t->dqkv, r->gradient) ? t->dqkv : gradient_operand(p, BUFFER_dqkv_op, S));
     if (r->residual.dtype == BF16)
         plan_scratch(p->m, s);
@@ -437,7 +456,8 @@ static int first_like(const Planner *p, int l)
     int first = 0;
     while (recipe_keep(r, first) != recipe_keep(r, l) ||
            !store_holds(p->store, unit_of_layer(c, first)) ||
-           unit_kind(c, unit_of_layer(c, first)) != k)
+           unit_kind(c, unit_of_layer(c, first)) != k ||
+           layer_experts(c, first) != layer_experts(c, l))
         first++;
     return first;
 }
@@ -463,6 +483,7 @@ static void plan_own_memory(Planner *p, int l)
 void plan_block(Planner *p, Model *m, int unit)
 {
     const int l = unit - unit_of_layer(m->text.config, 0), first = first_like(p, l);
+    p->layer = l;
     p->keep = recipe_keep(&m->text.recipe, l);
     if (l == first || !m->text.forward_only)
         plan_own_memory(p, l);
@@ -541,13 +562,10 @@ static void plan_outgoing(Planner *p)
 
 void plan_units(Arena *arena, Arena *amaxes, Model *m, const ParamStore *store)
 {
-    Planner planner = { arena,
-                        amaxes,
-                        m,
-                        &m->text,
-                        store,
-                        m->text.trains_matrices,
-                        m->text.recipe.keep,
+    Planner planner = { arena,       amaxes,
+                        m,           &m->text,
+                        store,       m->text.trains_matrices,
+                        0,           m->text.recipe.keep,
                         m->text.rows },
             *p = &planner;
     const int last = p->store->num_units - 1;

@@ -202,7 +202,7 @@ static void measure_block(Telemetry *t, int l, const UnitTensors *w)
     activation(t, "gate_up", l, a->gate_up_saved,
                a->xa_gate_up.data ? NULL : first_rows(t, a->gate_up_raw), CUT);
     double *act = swiglu_output(t, a->gate_up_saved);
-    if (t->config->model.experts.count > 0)
+    if (a->experts.experts > 0)
         multiply_by_weights(act, &a->experts, measured_rows(t->model),
                             (size_t)a->swiglu_operand.cols);
     measure_outliers(t, l, a->swiglu_operand, act);

@@ -39,6 +39,7 @@
   X(xa_out,         BRANCH)                                                                                           \
   X(xa_gate_up,     MLP)                                                                                              \
   X(xa_down,        MLP)                                                                                              \
+  X(dact,           HIDDEN) /* (N, F)           gradient of SwiGLU's output                   shared           shared */ \
   X(dgate_up,       HIDDEN) /* (N, 2F)          gradient of [gate|up], a GEMM operand         = gate_up_saved  e5m2: see plan_dgate_up */ \
   X(dqkv_op,        BRANCH) /* (N, S)           gradient of [q|k|v], a GEMM operand; = dqkv if both formats are equal */
 
@@ -59,7 +60,6 @@
   X(dres)                   /* (N, C)           gradient of the residual stream */                                    \
   X(dy)                     /* (N, C)           gradient of a branch's last GEMM; = dres if no norm or cast lies between */ \
   X(dh)                     /* (N, C)           gradient of a branch's first operand */                               \
-  X(dact)                   /* (N, F)           gradient of SwiGLU's output */                                        \
   X(datt)                   /* (N, H*D)         gradient of attention's output */                                     \
   X(drouter)                /* (N, E)           experts: gradient of the router's logits */                            \
   X(dweight)                /* (R, 1) F32       experts: gradient of the weights of assignments */                     \

@@ -58,7 +58,7 @@ static const TensorNames experts[] = {
     { "router",     { "mlp.gate.weight" } },
     { "gate_up",    { "mlp.experts.%d.gate_proj.weight", "mlp.experts.%d.up_proj.weight" } },
     { "down",       { "mlp.experts.%d.down_proj.weight" } },
-    ATTENTION, { NULL }
+    ATTENTION, MLP, { NULL }
 };
 // clang-format on
 
@@ -147,10 +147,10 @@ static const Architecture built_in[] = {
                    { "eos_token_id", 50279 }, { "pad_token_id", 1 }) },
 
     { "Qwen3MoeForCausalLM", "qwen3_moe", "Qwen3-MoE", .norm = RMS_NORM, .norm_affine = true,
-      .qk_norm = QK_NORM_HEAD, .experts = true, .tying = true, .windows = SAME_WINDOW,
-      .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = experts,
+      .qk_norm = QK_NORM_HEAD, .experts = true, .dense_blocks = true, .tying = true,
+      .windows = SAME_WINDOW, .rope_types = ANY_ROPE, .blocks = "model.layers", .tensors = experts,
       .keys = KEYS({ "head_dim", 0 }, { "rms_norm_eps", 1e-6 }, { "num_key_value_heads", 4 },
-                   { "intermediate_size", 0 }, { "moe_intermediate_size", 768 },
+                   { "intermediate_size", 6144 }, { "moe_intermediate_size", 768 },
                    { "num_experts", 128 }, { "num_local_experts", 0 }, { "num_experts_per_tok", 8 },
                    { "norm_topk_prob", 0 }, { "router_aux_loss_coef", 0.001 },
                    { "output_router_logits", 0 }, { "decoder_sparse_step", 1 },
@@ -277,6 +277,7 @@ char *architecture_differences(const Architecture *a, const ModelConfig *c)
     need(f, a->clip || c->clip_qkv == 0, "clip_qkv: null");
     need(f, a->experts || c->experts.count == 0, "num_experts: null");
     need(f, !a->experts || c->experts.count > 0, "num_experts: 2 or more");
+    need(f, a->dense_blocks || c->experts.dense.count == 0, "mlp_layer_types: null");
     need(f, a->tying || !c->weight_tying, "weight_tying: false");
     need(f, !a->heads_divide || c->d_model % c->n_heads == 0, "n_heads: a divisor of d_model %d",
          c->d_model);

@@ -36,6 +36,7 @@ typedef struct Architecture {
     QkNorm qk_norm;
     bool clip;         /* q, k and v may be clamped */
     bool experts;      /* blocks have experts instead of one MLP */
+    bool dense_blocks; /* some blocks may have one MLP */
     bool tying;        /* the head may share the embedding's matrix */
     bool heads_divide; /* n_heads must divide d_model, even if head_dim is given */
     Windows windows;

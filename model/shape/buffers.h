@@ -31,7 +31,8 @@ typedef struct {
         Tensor tensor[NUM_ACTS];
     };
     BLOCK_FLOATS(ACT_FLOATS)
-    Routing experts; /* which experts compute which tokens */
+    int layer;       /* number of the block */
+    Routing experts; /* which experts compute which tokens; experts 0: the block has one MLP */
     Keep keep;       /* which tensors forward saves */
     /* memory that belongs to this block alone: one range of bytes. If activations are offloaded
      * (offload.h): */
@@ -304,8 +305,7 @@ static inline int mlp_rows(const Stream *s, Keep keep)
 
 /* Rows of gate, up, SwiGLU and their gradients: those of the MLP or, with experts, of the
  * assignments of these tokens. */
-static inline int hidden_rows(const ModelConfig *c, int tokens)
+static inline int hidden_rows(int tokens, int experts, int top_k)
 {
-    const Experts *e = &c->experts;
-    return e->count > 0 ? routing_rows(tokens, e->count, e->top_k) : tokens;
+    return experts > 0 ? routing_rows(tokens, experts, top_k) : tokens;
 }

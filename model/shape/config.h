@@ -27,10 +27,10 @@ typedef enum {
 typedef enum { ROPE_DEFAULT, ROPE_LLAMA3, ROPE_YARN, NUM_ROPE_TYPES } RopeType;
 
 enum { MAX_LAYERS = 10000 };
-/* Which blocks have a sliding window. Block l has one if slides[l % count]. */
+/* Two types of blocks. Block l is of the second type if marked[l % count]. */
 typedef struct {
-    int count; /* 0: all blocks have it, if there is a window */
-    bool slides[MAX_LAYERS];
+    int count; /* 0: there is no list */
+    bool marked[MAX_LAYERS];
 } LayerTypes;
 
 /* The matrices of a block that can have an adapter: PEFT's target_modules. */
@@ -104,6 +104,8 @@ typedef struct {
     bool normalize;
     BalanceLoss balance;
     double balance_coef, z_coef; /* factors of the router's losses */
+    LayerTypes dense;            /* marked: the block has one MLP; no list: all have experts */
+    int dense_width;             /* F of these blocks */
 } Experts;
 
 /* The architecture of a model, with its adapters. */
@@ -129,7 +131,7 @@ typedef struct {
     float clip_qkv; /* limit for clamping q, k and v; 0: no clamping */
     /* number of tokens to which a query attends; 0: all up to its own */
     int sliding_window;
-    /* blocks that have the window */
+    /* marked: the block has the window; no list: all blocks have it, if there is a window */
     LayerTypes layer_types;
     double rope_theta;
     /* every n-th block has no rotary embedding; 0: all blocks have it */
@@ -473,7 +475,20 @@ static inline bool config_forward_only(const Config *c)
 static inline bool layer_slides(const ModelConfig *c, int l)
 {
     return c->sliding_window > 0 &&
-           (c->layer_types.count == 0 || c->layer_types.slides[l % c->layer_types.count]);
+           (c->layer_types.count == 0 || c->layer_types.marked[l % c->layer_types.count]);
+}
+
+/* Number of experts of block l; 0: the block has one MLP. */
+static inline int layer_experts(const ModelConfig *c, int l)
+{
+    const LayerTypes *dense = &c->experts.dense;
+    return dense->count > 0 && dense->marked[l % dense->count] ? 0 : c->experts.count;
+}
+
+/* F of block l: the width of its MLP, or of each of its experts. */
+static inline int layer_mlp_width(const ModelConfig *c, int l)
+{
+    return c->experts.count > 0 && layer_experts(c, l) == 0 ? c->experts.dense_width : c->mlp_width;
 }
 
 /* Whether the rotary frequencies of block l are scaled. */

@@ -8,10 +8,11 @@
 #include "kernels/runtime/error.h"
 
 /* Sets the rows of each tensor of a linear layer's matrix. Returns the number of tensors. */
-static int linear_projections(int rows[MAX_PROJECTIONS], const ModelConfig *c, Linear linear)
+static int linear_projections(int rows[MAX_PROJECTIONS], const ModelConfig *c, int layer,
+                              Linear linear)
 {
     const int q = c->n_heads * c->head_dim, k = c->n_kv_heads * c->head_dim, C = c->d_model,
-              F = c->mlp_width;
+              F = layer_mlp_width(c, layer);
     const int widths[NUM_LINEARS][MAX_PROJECTIONS] = { [LINEAR_QKV] = { q, k, k },
                                                        [LINEAR_OUT] = { C },
                                                        [LINEAR_GATE_UP] = { F, F },
@@ -29,10 +30,10 @@ static bool is_targeted(const ModelConfig *c, Linear linear, int i)
     return c->lora.rank > 0 && c->lora.target[first_module[linear] + i];
 }
 
-LoraMatrix adapter_projections(const ModelConfig *c, Linear linear)
+LoraMatrix adapter_projections(const ModelConfig *c, int layer, Linear linear)
 {
     int rows[MAX_PROJECTIONS];
-    const int count = linear_projections(rows, c, linear);
+    const int count = linear_projections(rows, c, layer, linear);
     LoraMatrix b = { .is_b = true };
     for (int i = 0, first = 0; i < count; first += rows[i++])
         if (is_targeted(c, linear, i)) {
@@ -47,21 +48,21 @@ static bool has_second_layer(const ModelConfig *c)
     return c->image.projector == PROJECTOR_MLP;
 }
 
-static bool exists(const ParamRow *r, const ModelConfig *c)
+static bool exists(const ParamRow *r, const ModelConfig *c, int layer)
 {
     return r->condition == WITH_NORM_WEIGHTS         ? c->norm_affine
            : r->condition == WITH_QKV_BIAS           ? c->qkv_bias
            : r->condition == WITH_QK_NORM            ? c->qk_norm
-           : r->condition == WITH_EXPERTS            ? c->experts.count > 0
+           : r->condition == WITH_EXPERTS            ? layer_experts(c, layer) > 0
            : r->condition == WITH_PROJECTOR_BIAS     ? c->image.bias
            : r->condition == WITH_PROJECTOR_OUT      ? has_second_layer(c)
            : r->condition == WITH_PROJECTOR_OUT_BIAS ? has_second_layer(c) && c->image.bias
            : r->condition == UNTIED                  ? !c->weight_tying
-           : r->condition == ADAPTED ? adapter_projections(c, r->linear).num_projections > 0
+           : r->condition == ADAPTED ? adapter_projections(c, layer, r->linear).num_projections > 0
                                      : true;
 }
 
-static int size_of(Size size, const ModelConfig *c)
+static int size_of(Size size, const ModelConfig *c, int layer)
 {
     const int q = c->n_heads * c->head_dim, k = c->n_kv_heads * c->head_dim;
     switch (size) {
@@ -69,8 +70,8 @@ static int size_of(Size size, const ModelConfig *c)
     case SIZE_Q: return q;
     case SIZE_Q_NORM: return c->qk_norm == QK_NORM_HEAD ? c->head_dim : q;
     case SIZE_K_NORM: return c->qk_norm == QK_NORM_HEAD ? c->head_dim : k;
-    case SIZE_MLP: return c->mlp_width;
-    case SIZE_EXPERTS: return c->experts.count;
+    case SIZE_MLP: return layer_mlp_width(c, layer);
+    case SIZE_EXPERTS: return layer_experts(c, layer);
     case SIZE_VOCABULARY: return c->embedding_size;
     case SIZE_LORA_RANK: return c->lora.rank;
     case SIZE_FEATURE: return c->image.feature_size;
@@ -79,12 +80,12 @@ static int size_of(Size size, const ModelConfig *c)
 }
 
 /* Sets p's rows and projections. */
-static void divide(Param *p, const ParamRow *r, const ModelConfig *c)
+static void divide(Param *p, const ParamRow *r, const ModelConfig *c, int layer)
 {
     int rows[MAX_PROJECTIONS] = { r->rows == SIZE_VOCABULARY ? c->vocab_size
-                                                             : size_of(r->rows, c) };
+                                                             : size_of(r->rows, c, layer) };
     const int count = r->rows == SIZE_OUTPUTS || r->rows == SIZE_LORA_RANKS
-                          ? linear_projections(rows, c, r->linear)
+                          ? linear_projections(rows, c, layer, r->linear)
                           : 1;
     for (int i = 0; i < count; i++) {
         if (p->is_adapter && !is_targeted(c, r->linear, i))
@@ -94,7 +95,7 @@ static void divide(Param *p, const ParamRow *r, const ModelConfig *c)
         p->rows += p->projection[p->num_projections++].rows;
     }
     if (p->has_padding)
-        p->rows = size_of(r->rows, c);
+        p->rows = size_of(r->rows, c, layer);
 }
 
 /* Standard deviations of initial weights, l = number of the block from 0.
@@ -113,7 +114,8 @@ static double init_std(Init init, const ModelConfig *c, int l, int fan_in)
     switch (c->init_fn) {
     case INIT_MITCHELL:
         return !out ? 1 / sqrt(d)
-                    : 1 / sqrt((init == STD_ATTENTION_OUT ? 2 * d : 2.0 * c->mlp_width) * (l + 1));
+                    : 1 / sqrt((init == STD_ATTENTION_OUT ? 2 * d : 2.0 * layer_mlp_width(c, l)) *
+                               (l + 1));
     case INIT_FULL_MEGATRON:
         return out ? s / sqrt(2.0 * c->n_layers) : init == STD_HEAD ? 1 / sqrt(d) : s;
     default: return s;
@@ -136,15 +138,15 @@ void unit_shape(UnitLayout *u, const ModelConfig *c, int unit, int world)
 {
     *u = (UnitLayout){ .kind = unit_kind(c, unit), .number = unit_number(c, unit) };
     for (const ParamRow *r = u->kind->params; r < u->kind->params + u->kind->num_params; r++) {
-        if (!exists(r, c))
+        if (!exists(r, c, u->number))
             continue;
         const bool adapter = r->condition == ADAPTED,
                    each_head = r->condition == WITH_QK_NORM && c->qk_norm == QK_NORM_HEAD;
         const bool vector = r->rows == SIZE_ONE || r->cols == SIZE_ONE;
-        const int cols = size_of(r->cols, c);
+        const int cols = size_of(r->cols, c, u->number);
         Param p = { .name = r->name,
                     .id = (int)(r->offset / sizeof(Tensor)),
-                    .items = r->count ? r->count(c) : 1,
+                    .items = r->count ? r->count(c, u->number) : 1,
                     .cols = cols,
                     .split = each_head ? SPLIT_NONE : r->split,
                     .region = TRAINED,
@@ -158,7 +160,7 @@ void unit_shape(UnitLayout *u, const ModelConfig *c, int unit, int world)
                     .has_padding = r->rows == SIZE_VOCABULARY,
                     .init_std = (float)init_std(r->init, c, u->number, cols),
                     .tensor_ranks = 1 };
-        divide(&p, r, c);
+        divide(&p, r, c, u->number);
         u->param = xrealloc(u->param, (size_t)(u->num_params + p.items) * sizeof p);
         for (; p.item < p.items; p.item++) {
             p.number = next_number(u, adapter);

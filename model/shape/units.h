@@ -108,8 +108,9 @@ typedef struct {
     Split split;
     Init init;
     Condition condition;
-    Linear linear;                      /* the layer of the matrix, the bias or the adapter */
-    int (*count)(const ModelConfig *c); /* number of items; NULL: one */
+    Linear linear; /* the layer of the matrix, the bias or the adapter */
+    /* number of items in the unit with this unit_number; NULL: one */
+    int (*count)(const ModelConfig *c, int number);
     /* a matrix of a layer that is no operand of the recipe: it has the stream's format */
     bool in_stream_format;
 } ParamRow;
