@@ -165,6 +165,32 @@ bool check_experts_matmul_dw(Tensor dw, Tensor dy, Tensor x, Routing r)
     return fp8;
 }
 
+/* ---- adapters -------------------------------------------------------------------------------- */
+
+/* The adapter matrix of one expert, without its position. */
+static LoraMatrix check_adapters(const char *op, LoraMatrix m, Tensor wide, Routing r)
+{
+    check_matrices(op, m.w.rows, r);
+    CHECK(wide.rows == rows_of(r), "%s: %d rows; expected %d", op, wide.rows, rows_of(r));
+    m.w.rows /= r.experts;
+    return m;
+}
+
+int check_experts_lora_narrow(Tensor xa, Tensor x, LoraMatrix m, Routing r)
+{
+    return check_lora_narrow(xa, x, check_adapters("experts_lora_narrow", m, x, r));
+}
+
+int check_experts_lora_widen(Tensor y, Tensor xa, LoraMatrix m, Routing r)
+{
+    return check_lora_widen(y, xa, check_adapters("experts_lora_widen", m, y, r), y);
+}
+
+int check_experts_lora_dw(LoraMatrix dm, Tensor xa, Tensor x, Routing r)
+{
+    return check_lora_dw(check_adapters("experts_lora_dw", dm, x, r), xa, x);
+}
+
 /* ---- SwiGLU ---------------------------------------------------------------------------------- */
 
 static void check_saved(const char *op, Tensor gate_up, int rows, int cols)

@@ -92,6 +92,17 @@ void experts_matmul_dx(Tensor dx, Tensor dy, Tensor w, Routing r);
 /* dw += dyT x     (E*O,C) (R,O) (R,C); nothing if dw is absent */
 void experts_matmul_dw(Tensor dw, Tensor dy, Tensor x, Routing r);
 
+/* ---- adapters -------------------------------------------------------------------------------- */
+
+/* As lora_narrow, lora_widen and lora_dw, for the rows and the adapter of each expert. The matrices
+ * of all experts are one tensor m.w: A is (E*r, C), and B has the rows of all parts of expert 0,
+ * then those of expert 1, and so on. Rows from first[E] on are not written. Padding rows of x and xa
+ * must be 0. If dm.w is empty, the gradient of an expert without rows becomes 0. */
+void experts_lora_narrow(Tensor xa, Tensor x, LoraMatrix m, float scale, Routing r);
+/* y += xa wT */
+void experts_lora_widen(Tensor y, Tensor xa, LoraMatrix m, Routing r);
+void experts_lora_dw(LoraMatrix dm, Tensor xa, Tensor x, Routing r);
+
 /* ---- SwiGLU ---------------------------------------------------------------------------------- */
 
 /* gate_up = wide, in gate_up's format (in place if gate_up is the memory of wide). act = weight *

@@ -37,12 +37,19 @@ typedef struct {
 } Nf4PlainGroup;
 
 /* A matrix of up to three tensors, one below the other. Tensor i has rows[i] rows. The groups of
- * the first tensor come first, then the groups of the next tensor. */
+ * the first tensor come first, then the groups of the next tensor. With items > 1, there are so many
+ * equal matrices, one below the other, and the groups of a matrix follow those of the one before. */
 typedef struct {
     const Nf4Group *group;      /* device memory, 16-byte aligned; NULL: `plain` is used */
     const Nf4PlainGroup *plain; /* device memory, 16-byte aligned */
     int num_tensors, rows[3];
+    int items; /* 0: one matrix */
 } Nf4;
+
+static inline int nf4_items(Nf4 x)
+{
+    return x.items > 0 ? x.items : 1;
+}
 
 static inline size_t nf4_group_bytes(bool plain)
 {
@@ -65,12 +72,13 @@ void nf4_quantize(Nf4Group *to, Tensor w, const float *offset, size_t first, siz
 /* As nf4_quantize, without double quantization. */
 void nf4_quantize_plain(Nf4PlainGroup *to, Tensor w, size_t first, size_t count);
 
-/* y (rows, cols) = the matrix, in F32 or BF16, rounded once to nearest even, or as FP8 codes with
- * y's one scale. In FP8 y.data or y.data_t may be NULL; a NULL copy is not written. */
+/* y (items * rows, cols) = the matrices, in F32 or BF16, rounded once to nearest even, or as FP8
+ * codes. In FP8, each matrix has a scale of its own, SCALE_FLOATS floats apart, and its own
+ * transposed codes. y.data or y.data_t may be NULL; a NULL copy is not written. */
 void nf4_dequantize(Tensor y, Nf4 x);
 
 /* *amax = the larger of *amax and the largest magnitude in groups first .. first + count - 1 of the
- * matrix x (.., cols). amax is in device memory. The largest magnitude is the largest absmax of the
+ * single matrix x (.., cols). amax is in device memory. The largest magnitude is the largest absmax of the
  * blocks, because one element of each block is 1 or -1 times absmax. x.group or x.plain points to
  * group `first`. */
 void nf4_amax(float *amax, Nf4 x, int cols, size_t first, size_t count);

@@ -139,6 +139,12 @@ OP(experts_matmul_dx, (Tensor dx, Tensor dy, Tensor w, Routing r), (dx, dy, w, r
 OP(experts_matmul_dw, (Tensor dw, Tensor dy, Tensor x, Routing r), (dw, dy, x, r),
    IN_TRANSPOSED_IF(dw.data, dy), IN_TRANSPOSED_IF(dw.data, x), ROWS(r), SUM(dw),
    PRODUCTS(dw.data ? dw.rows / r.experts : 0, dw.cols, assignments_of(r), dy))
+OP(experts_lora_narrow, (Tensor xa, Tensor x, LoraMatrix m, float scale, Routing r),
+   (xa, x, m, scale, r), IN(x), IN(m.w), ROWS(r), OUT(xa))
+OP(experts_lora_widen, (Tensor y, Tensor xa, LoraMatrix m, Routing r), (y, xa, m, r), IN(xa),
+   IN(m.w), IN(y), ROWS(r), OUT(y))
+OP(experts_lora_dw, (LoraMatrix dm, Tensor xa, Tensor x, Routing r), (dm, xa, x, r),
+   IN_IF(dm.w.data, xa), IN_IF(dm.w.data, x), ROWS(r), SUM(dm.w))
 OP(experts_swiglu, (Tensor act, Tensor gate_up, Tensor wide, Routing r, ForwardSource from),
    (act, gate_up, wide, r, from), IN(wide), ROWS(r), WEIGHTS(r), OUT(gate_up), OUT(act))
 OP(experts_matmul_swiglu, (Tensor act, Tensor gate_up, Tensor wide, Tensor x, Tensor w, Routing r),
@@ -205,7 +211,9 @@ OP(nf4_quantize, (Nf4Group * to, Tensor w, const float *offset, size_t first, si
    MEMORY(to, count * sizeof *to, WRITES))
 OP(nf4_quantize_plain, (Nf4PlainGroup * to, Tensor w, size_t first, size_t count),
    (to, w, first, count), IN(w), MEMORY(to, count * sizeof *to, WRITES))
-OP(nf4_dequantize, (Tensor y, Nf4 x), (y, x), GROUPS(x, groups_of(x, y.cols)), OUT_AS_SCALED(y))
+OP(nf4_dequantize, (Tensor y, Nf4 x), (y, x),
+   GROUPS(x, (size_t)nf4_items(x) * groups_of(x, y.cols)), OUT_AS_SCALED(y),
+   MEMORY(y.scale, sizeof(float) * SCALE_FLOATS * (size_t)nf4_items(x), READS))
 OP(nf4_amax, (float *amax, Nf4 x, int cols, size_t first, size_t count),
    (amax, x, cols, first, count), GROUPS(x, count), MEMORY(amax, sizeof *amax, READS | WRITES))
 

@@ -36,10 +36,10 @@ static const ParamRow of_block[] = {
     { FIELD(qkv_b),       .rows = SIZE_OUTPUTS, .cols = SIZE_LORA_RANK, .split = SPLIT_ROWS, .init = ZEROS, .condition = ADAPTED, .linear = LINEAR_QKV },
     { FIELD(out_a),       .rows = SIZE_LORA_RANKS, .cols = SIZE_Q, .split = SPLIT_COLUMNS, .init = STD_ADAPTER, .condition = ADAPTED, .linear = LINEAR_OUT },
     { FIELD(out_b),       .rows = SIZE_OUTPUTS, .cols = SIZE_LORA_RANK, .init = ZEROS, .condition = ADAPTED, .linear = LINEAR_OUT },
-    { FIELD(gate_up_a),   .rows = SIZE_LORA_RANKS, .cols = SIZE_MODEL, .init = STD_ADAPTER, .condition = ADAPTED, .linear = LINEAR_GATE_UP },
-    { FIELD(gate_up_b),   .rows = SIZE_OUTPUTS, .cols = SIZE_LORA_RANK, .split = SPLIT_ROWS, .init = ZEROS, .condition = ADAPTED, .linear = LINEAR_GATE_UP },
-    { FIELD(down_a),      .rows = SIZE_LORA_RANKS, .cols = SIZE_MLP, .split = SPLIT_COLUMNS, .init = STD_ADAPTER, .condition = ADAPTED, .linear = LINEAR_DOWN },
-    { FIELD(down_b),      .rows = SIZE_OUTPUTS, .cols = SIZE_LORA_RANK, .init = ZEROS, .condition = ADAPTED, .linear = LINEAR_DOWN },
+    { FIELD(gate_up_a),   .rows = SIZE_LORA_RANKS, .cols = SIZE_MODEL, .init = STD_ADAPTER, .condition = ADAPTED, .linear = LINEAR_GATE_UP, .count = mlps },
+    { FIELD(gate_up_b),   .rows = SIZE_OUTPUTS, .cols = SIZE_LORA_RANK, .split = SPLIT_ROWS, .init = ZEROS, .condition = ADAPTED, .linear = LINEAR_GATE_UP, .count = mlps },
+    { FIELD(down_a),      .rows = SIZE_LORA_RANKS, .cols = SIZE_MLP, .split = SPLIT_COLUMNS, .init = STD_ADAPTER, .condition = ADAPTED, .linear = LINEAR_DOWN, .count = mlps },
+    { FIELD(down_b),      .rows = SIZE_OUTPUTS, .cols = SIZE_LORA_RANK, .init = ZEROS, .condition = ADAPTED, .linear = LINEAR_DOWN, .count = mlps },
 };
 // clang-format on
 static const ParamRow of_head[] = {

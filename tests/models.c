@@ -10,10 +10,10 @@
 #include "model/store/param_store_sizes.h"
 
 // clang-format off
-static const char *const names[NUM_ARCHITECTURES] = {
+static const char *const names[NUM_ARCHITECTURES + 1] = {
     "llama",   "llama-gqa", "llama-head", "olmo",  "olmo2",
     "mistral", "qwen3",     "olmo3",      "qwen2", "smollm3",
-    "olmoe",
+    "olmoe",   "qwen3-moe",
 };
 // clang-format on
 
@@ -76,6 +76,15 @@ ModelConfig architecture(SmallModel a)
         m.experts =
             (Experts){ 6, 2, .balance = BALANCE_MICRO_BATCH, .balance_coef = 0.1, .z_coef = 0.01 };
         break;
+    case QWEN3_MOE:
+        m.n_kv_heads = 2;
+        m.norm.eps = 1e-6f;
+        m.qk_norm = QK_NORM_HEAD;
+        m.mlp_width = 48;
+        m.experts = (Experts){ 6, 2, true, BALANCE_MICRO_BATCH, 0.1, 0.01 };
+        m.experts.dense = (LayerTypes){ 2, { true, false } };
+        m.experts.dense_width = 80;
+        break;
     case LLAMA_GQA:
         m.n_kv_heads = 2;
         m.weight_tying = true;
@@ -119,7 +128,8 @@ ModelConfig with_adapters(ModelConfig m, int rank, unsigned modules, BaseFormat 
 {
     m.lora = (Lora){ .rank = rank, .alpha = 1.5 * rank, .base = base };
     for (int i = 0; i < NUM_LORA_MODULES; i++)
-        m.lora.target[i] = modules >> i & 1 && (m.experts.count == 0 || i < LORA_GATE);
+        m.lora.target[i] =
+            modules >> i & 1 && (m.experts.count == 0 || i < LORA_GATE || rank % 16 == 0);
     return m;
 }
 

@@ -7,7 +7,8 @@
  * blocks. QWEN3: QK-norm per head, head_dim != C/H, tied, a window in the second block. OLMO3:
  * OLMO2 with a window in the first block, YaRN in the second. QWEN2: biases of q, k and v, tied,
  * GQA. SMOLLM3: tied, GQA, no rotation in the second block. OLMOE: QK-norm, 6 experts, 2 of them per
- * token, with both losses of the router. */
+ * token, with both losses of the router. QWEN3_MOE, which is only in tests that name it: QK-norm per
+ * head, GQA; every second block has experts, with weights that are renormalized. */
 typedef enum {
     LLAMA,
     LLAMA_GQA,
@@ -20,12 +21,14 @@ typedef enum {
     QWEN2,
     SMOLLM3,
     OLMOE,
-    NUM_ARCHITECTURES
+    NUM_ARCHITECTURES,
+    QWEN3_MOE = NUM_ARCHITECTURES
 } SmallModel;
 ModelConfig architecture(SmallModel a);
 const char *architecture_name(SmallModel a);
 
-/* Returns the model with adapters on the matrices whose bits, one for each LoraModule, are set.
+/* Returns the model with adapters on the matrices whose bits, one for each LoraModule, are set; on
+ * experts only if 16 divides the rank, so that items have multiples of PARAM_ALIGN numbers.
  * alpha is 3/2 of the rank. */
 enum { ALL_MODULES = (1 << NUM_LORA_MODULES) - 1 };
 ModelConfig with_adapters(ModelConfig m, int rank, unsigned modules, BaseFormat base);

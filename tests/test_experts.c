@@ -154,6 +154,126 @@ TEST(test_matmul)
     for_all(dw_case);
 }
 
+/* ---- adapters -------------------------------------------------------------------------------- */
+
+enum { RANK = 8 };
+static const float SCALE = 0.5f;
+
+/* The element of expert e's matrix for column c of the wide tensor and column j of xa. A B has two
+ * parts, one for each half of the C columns. */
+static double adapter_element(const double *w, bool is_b, int C, int e, int c, int j)
+{
+    if (!is_b)
+        return w[(e * RANK + j) * C + c];
+    return j / RANK == (c >= C / 2) ? w[(e * C + c) * RANK + j % RANK] : 0;
+}
+
+static int expert_of_row(const Routed *g, int row)
+{
+    int e = 0;
+    while (g->host.first[e + 1] <= row)
+        e++;
+    return e;
+}
+
+static void narrow_case(LoraMatrix m, Tensor x, int J, const Formats *f, const Case *c,
+                        const Routed *g)
+{
+    const double *X = values(x), *W = values(m.w);
+    Tensor xa = make(f->stream, g->rows, J);
+    double *ref = doubles(tensor_numel(xa)), *bound = doubles(tensor_numel(xa));
+    for (int i = 0; i < g->used * J; i++) {
+        double sum = 0, terms = 0;
+        for (int k = 0; k < x.cols; k++) {
+            const double p = X[i / J * x.cols + k] *
+                             adapter_element(W, m.is_b, x.cols, expert_of_row(g, i / J), k, i % J);
+            sum += p, terms += fabs(p);
+        }
+        ref[i] = SCALE * sum;
+        bound[i] = 2 * (x.cols + 2) * U24 * terms;
+    }
+    TWICE(experts_lora_narrow(xa, only_rows(x), m, SCALE, g->device), xa);
+    check_output(name("experts_lora_narrow", f, c, m.is_b ? "-b" : ""), xa, g, ref, bound);
+}
+
+static void widen_case(LoraMatrix m, Tensor xa, int C, const Formats *f, const Case *c,
+                       const Routed *g)
+{
+    Tensor y = make_filled(f->stream, g->rows, C, 50, -1, 1);
+    const double *XA = values(xa), *W = values(m.w), *old = values(y);
+    const size_t n = (size_t)(g->used * C), size = dtype_size(y.format.dtype);
+    const uint8_t *before = tensor_snapshot(y);
+    double *ref = doubles(n), *bound = doubles(n);
+    for (int i = 0; i < g->used * C; i++) {
+        double terms = fabs(old[i]);
+        ref[i] = old[i];
+        for (int j = 0; j < xa.cols; j++) {
+            const double p = XA[i / C * xa.cols + j] *
+                             adapter_element(W, m.is_b, C, expert_of_row(g, i / C), i % C, j);
+            ref[i] += p, terms += fabs(p);
+        }
+        bound[i] = 2 * (xa.cols + 2) * U24 * terms;
+    }
+    TWICE(experts_lora_widen(y, xa, m, g->device), y);
+    check_close(name("experts_lora_widen", f, c, m.is_b ? "-b" : ""), in_use(y, g), ref, bound);
+    golden_check(label, in_use(y, g), bound);
+    check_same_bytes("rows after those in use", (uint8_t *)tensor_snapshot(y) + n * size,
+                     before + n * size, tensor_bytes(y) - n * size);
+}
+
+static void adapter_dw_case(LoraMatrix m, Tensor x, Tensor xa, const Formats *f, const Case *c,
+                            const Routed *g)
+{
+    const int C = x.cols, J = xa.cols;
+    const double *X = values(x), *XA = values(xa);
+    m.w = make_filled(f->sum, m.w.rows, m.w.cols, 60, -2, 2);
+    const size_t n = tensor_numel(m.w);
+    double *ref = doubles(n), *bound = doubles(n);
+    memcpy(ref, values(m.w), n * sizeof *ref);
+    for (size_t i = 0; i < n; i++)
+        bound[i] = fabs(ref[i]);
+    for (int row = 0; row < g->used; row++)
+        for (int i = 0; i < C * J; i++) {
+            const int e = expert_of_row(g, row), k = i / J, j = i % J;
+            const size_t at =
+                (size_t)(m.is_b ? (e * C + k) * RANK + j % RANK : (e * RANK + j) * C + k);
+            const double p = XA[row * J + j] * X[row * C + k];
+            if (m.is_b && j / RANK != (k >= C / 2))
+                continue;
+            ref[at] += p, bound[at] += fabs(p);
+        }
+    for (size_t i = 0; i < n; i++)
+        bound[i] *= 2 * (g->used + 2) * U24;
+    TWICE(experts_lora_dw(m, xa, only_rows(x), g->device), m.w);
+    check_close(name("experts_lora_dw", f, c, m.is_b ? "-b" : ""), m.w, ref, bound);
+    golden_check(label, m.w, bound);
+    EMPTY_IS_ZEROS(m.w, experts_lora_dw(m, xa, only_rows(x), g->device));
+    m.w = NONE;
+    experts_lora_dw(m, xa, only_rows(x), g->device);
+}
+
+static void adapter_case(const Formats *f, const Case *c, const Routed *g)
+{
+    for (int is_b = 0; is_b < 2; is_b++) {
+        const int C = c->C, J = is_b ? 2 * RANK : RANK;
+        Tensor x = make_assigned(f->operand, g, C, 1, -1, 1),
+               xa = make_assigned(f->stream, g, J, 2, -1, 1);
+        LoraMatrix m = { .w = make_filled(f->stream, c->E * (is_b ? C : RANK), is_b ? RANK : C, 3,
+                                          -1, 1),
+                         .is_b = is_b,
+                         .num_projections = is_b ? 2 : 1,
+                         .projection = { { 0, C / 2 }, { C / 2, C - C / 2 } } };
+        narrow_case(m, x, J, f, c, g);
+        widen_case(m, xa, C, f, c, g);
+        adapter_dw_case(m, x, xa, f, c, g);
+    }
+}
+
+TEST(test_adapters)
+{
+    for_all(adapter_case);
+}
+
 /* ---- errors ---------------------------------------------------------------------------------- */
 
 TEST(test_errors)
@@ -180,6 +300,10 @@ TEST(test_errors)
     DIES("experts_matmul_dw: dy is e5m2 without the transposed copy",
          experts_matmul_dw(w, gradient, codes, r));
     DIES("experts_matmul_dw: dw is e4m3; expected f32 or bf16", experts_matmul_dw(w8, y, rows, r));
+    const LoraMatrix a = { .w = make(H, E * RANK, C), .num_projections = 1 };
+    DIES("experts_lora_narrow: 20 rows; expected",
+         experts_lora_narrow(make(H, N, RANK), x, a, SCALE, r));
+    DIES("lora_narrow: xa is (", experts_lora_narrow(narrow, rows, a, SCALE, r));
     act.channel = dweight.data;
     DIES("experts_swiglu: act has factors of columns", experts_swiglu(act, y, y, r, FROM_SAVED));
     DIES("experts_swiglu: gate_up is e4m3; expected f32, bf16, or FP8 in groups",

@@ -222,6 +222,20 @@ TEST(test_experts)
     check_model("frozen experts", &m, &frozen, false);
 }
 
+/* Dense blocks among blocks with experts; adapters on all matrices, or on some, of such a model. */
+TEST(test_dense_blocks)
+{
+    const unsigned some = 1 << LORA_K | 1 << LORA_UP | 1 << LORA_DOWN;
+    ModelConfig m = architecture(QWEN3_MOE);
+    m.n_layers = 3;
+    m.experts.balance = BALANCE_POOLED;
+    check_model("dense blocks", &m, NULL, false);
+    m = with_adapters(m, 16, ALL_MODULES, BASE_NF4);
+    check_model("adapters of experts", &m, NULL, false);
+    m = with_adapters(m, 16, some, BASE_E4M3);
+    check_model("some adapters of experts", &m, NULL, false);
+}
+
 /* A unit between the embedding and the blocks. */
 TEST(test_added_unit)
 {

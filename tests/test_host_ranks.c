@@ -145,6 +145,8 @@ static const struct {
     { { "coat-lean", OLMO3, ALL_MODULES, BASE_NF4 }, KEEP_INPUTS },
     { { "fp8", QWEN2, .optimizer = "adamw8bit" }, KEEP_BLOCK },
     { { "coat", QWEN2, ALL_MODULES, BASE_NF4 }, KEEP_INPUTS },
+    { { "coat-lean", QWEN3_MOE, ALL_MODULES, BASE_NF4 }, KEEP_INPUTS },
+    { { "coat", QWEN3_MOE, ALL_MODULES, BASE_E4M3, .lora_rank = 16 }, KEEP_INPUTS },
 };
 
 /* Nothing, all, or what a device of this many bytes makes necessary. */

@@ -286,6 +286,41 @@ static void check_amax(Nf4 x, Tensor f32)
     assert_true(get_float(amax.data) == 2);
 }
 
+/* Two matrices in one call have the codes of two calls. */
+static void check_items(const char *what, Nf4 x, Nf4 other, int rows, int cols)
+{
+    size_t groups = 0;
+    for (int i = 0; i < x.num_tensors; i++)
+        groups += nf4_groups((size_t)x.rows[i], (size_t)cols);
+    const size_t bytes = groups * nf4_group_bytes(x.plain != NULL), n = (size_t)(rows * cols);
+    char *both = guarded(2 * bytes);
+    device_copy(both, x.plain ? (const void *)x.plain : x.group, bytes);
+    device_copy(both + bytes, other.plain ? (const void *)other.plain : other.group, bytes);
+    Nf4 stack = x;
+    stack.items = 2;
+    stack.group = x.plain ? NULL : (Nf4Group *)both;
+    stack.plain = x.plain ? (Nf4PlainGroup *)both : NULL;
+    Tensor half = make(H, 2 * rows, cols), codes = make(E, 2 * rows, cols);
+    codes.data_t = guarded(2 * n);
+    codes.scale = guarded(2 * SCALE_FLOATS * sizeof(float));
+    const float scale[2] = { 0.25f, 2 };
+    for (int i = 0; i < 2; i++)
+        device_put((float *)codes.scale + SCALE_FLOATS * i, &scale[i], sizeof(float));
+    TWICE(nf4_dequantize(half, stack), half);
+    TWICE(nf4_dequantize(codes, stack), codes);
+    for (int i = 0; i < 2; i++) {
+        Tensor y = make(H, rows, cols), y8 = make(E, rows, cols);
+        y8.data_t = guarded(n);
+        device_put(y8.scale, &scale[i], sizeof(float));
+        nf4_dequantize(y, i ? other : x);
+        nf4_dequantize(y8, i ? other : x);
+        const char *h = tensor_snapshot(half), *c = tensor_snapshot(codes);
+        check_same_bytes(what, h + 2 * n * (size_t)i, tensor_snapshot(y), 2 * n);
+        check_same_bytes(what, c + n * (size_t)i, tensor_snapshot(y8), n);
+        check_same_bytes(what, c + n * (size_t)(2 + i), (char *)tensor_snapshot(y8) + n, n);
+    }
+}
+
 TEST(test_shapes)
 {
     static const struct {
@@ -316,6 +351,10 @@ TEST(test_shapes)
         snprintf(what, sizeof what, n % 2 ? "nf4-plain-%dx%d" : "nf4-%dx%d", rows, shapes[i].cols);
         golden_check(what, wide, NULL);
         check_operand_of(what, x, wide);
+        check_items(what, x,
+                    (n % 2 ? make_plain : make_matrix)(shapes[i].num_parts, shapes[i].rows,
+                                                       shapes[i].cols, 10 * i + 5),
+                    rows, shapes[i].cols);
         release();
     }
 }

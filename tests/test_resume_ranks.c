@@ -31,6 +31,8 @@ static const struct {
     { { "coat", QWEN2, ALL_MODULES, BASE_E4M3 } },
     { { "bf16", OLMO, SOME, BASE_NF4, .plain_nf4 = true } },
     { { "coat", LLAMA_GQA, ALL_MODULES, BASE_NF4, .plain_nf4 = true } },
+    { { "coat-lean", QWEN3_MOE, Q_AND_V, BASE_NF4 }, 1 << FULL_SHARD },
+    { { "bf16", QWEN3_MOE, ALL_MODULES, BASE_E4M3, .lora_rank = 16 }, 1 << FULL_SHARD },
     { { "f32", LLAMA, ALL_MODULES }, 1 << FULL_SHARD },
     { { "coat", MISTRAL, ALL_MODULES }, 1 << SHARD_GRAD_OP },
     { { "coat-lean", OLMO2, ALL_MODULES, BASE_E4M3 }, 1 << FULL_SHARD_ONE_SUM },

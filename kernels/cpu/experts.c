@@ -182,6 +182,54 @@ void backend_experts_matmul_dw(Tensor dw, Tensor dy, Tensor x, Routing r)
     tensor_finish(dw, output);
 }
 
+/* ---- adapters -------------------------------------------------------------------------------- */
+
+/* The rows of expert e, with padding. */
+static Tensor rows_with_padding(Tensor t, int e, Routing r)
+{
+    return tensor_rows(t, r.first[e], r.first[e + 1] - r.first[e]);
+}
+
+/* The adapter matrix of expert e. */
+static LoraMatrix adapter(LoraMatrix m, int e, Routing r)
+{
+    m.w = matrix(m.w, e, r);
+    return m;
+}
+
+void backend_experts_lora_narrow(Tensor xa, Tensor x, LoraMatrix m, float scale, Routing r)
+{
+    check_experts_lora_narrow(xa, x, m, r);
+    for (int e = 0; e < r.experts; e++)
+        if (r.first[e + 1] > r.first[e])
+            backend_lora_narrow(rows_with_padding(xa, e, r), rows_with_padding(x, e, r),
+                                adapter(m, e, r), scale);
+}
+
+void backend_experts_lora_widen(Tensor y, Tensor xa, LoraMatrix m, Routing r)
+{
+    check_experts_lora_widen(y, xa, m, r);
+    for (int e = 0; e < r.experts; e++) {
+        const Tensor rows = rows_with_padding(y, e, r);
+        if (rows.rows > 0)
+            backend_lora_widen(rows, rows_with_padding(xa, e, r), adapter(m, e, r), rows);
+    }
+}
+
+void backend_experts_lora_dw(LoraMatrix dm, Tensor xa, Tensor x, Routing r)
+{
+    if (!dm.w.data)
+        return;
+    check_experts_lora_dw(dm, xa, x, r);
+    for (int e = 0; e < r.experts; e++) {
+        const LoraMatrix own = adapter(dm, e, r);
+        if (r.first[e + 1] > r.first[e])
+            backend_lora_dw(own, rows_with_padding(xa, e, r), rows_with_padding(x, e, r));
+        else if (own.w.empty)
+            memset(own.w.data, 0, tensor_bytes(own.w));
+    }
+}
+
 /* ---- SwiGLU: swiglu.c has the formulas ------------------------------------------------------- */
 
 /* The weight of the assignment in a row; 0 for padding. */

@@ -79,9 +79,8 @@ static void load_tensor(float *values, Nf4 x, size_t first, size_t n)
     }
 }
 
-void backend_nf4_dequantize(Tensor y, Nf4 x)
+static void dequantize(Tensor y, Nf4 x)
 {
-    nf4_check_matrix(OPERATION, y, x);
     float *values = tensor_result(y, 0);
     size_t first = 0, group = 0;
     for (int i = 0; i < x.num_tensors; i++) {
@@ -91,6 +90,27 @@ void backend_nf4_dequantize(Tensor y, Nf4 x)
         first += n;
     }
     tensor_finish_scaled(y, values);
+}
+
+/* Each matrix has its own scale and its own transposed codes. */
+void backend_nf4_dequantize(Tensor y, Nf4 x)
+{
+    nf4_check_matrix(OPERATION, y, x);
+    const int items = nf4_items(x);
+    Tensor own = y;
+    own.rows /= items;
+    const size_t n = tensor_numel(own);
+    size_t groups = 0;
+    for (int i = 0; i < x.num_tensors; i++)
+        groups += nf4_groups((size_t)x.rows[i], (size_t)y.cols);
+    for (int i = 0; i < items; i++) {
+        dequantize(own, x);
+        own.data = own.data ? (char *)own.data + n * dtype_size(y.format.dtype) : NULL;
+        own.data_t = own.data_t ? (char *)own.data_t + n : NULL;
+        own.scale = own.scale ? (float *)own.scale + SCALE_FLOATS : NULL;
+        x.group = x.group ? x.group + groups : NULL;
+        x.plain = x.plain ? x.plain + groups : NULL;
+    }
 }
 
 void backend_nf4_amax(float *amax, Nf4 x, int cols, size_t first, size_t count)

@@ -52,8 +52,9 @@ __device__ static inline void store(AnyOut out, size_t i, float x)
 /* Each warp computes one number of xa. */
 __global__ __launch_bounds__(THREADS) void narrow_kernel(AnyOut xa, Elements x,
                                                          const float *x_scale, Elements w,
-                                                         LoraProjections projections, size_t count,
-                                                         int C, float scale)
+                                                         LoraProjections projections,
+                                                         LoraGroups groups, size_t count, int C,
+                                                         float scale)
 {
     const size_t i = ((size_t)blockIdx.x * THREADS + threadIdx.x) / 32;
     const int xa_cols = projections.count * projections.rank, lane = threadIdx.x % 32;
@@ -62,10 +63,14 @@ __global__ __launch_bounds__(THREADS) void narrow_kernel(AnyOut xa, Elements x,
     const size_t n = i / xa_cols;
     const int j = (int)(i % xa_cols);
     const LoraProjection projection = projection_number(projections, j / projections.rank);
+    const int group = group_of(groups, (int)n);
     float sum = 0;
+    if (group < 0)
+        return;
     for (int c = lane; c < projection.width; c += 32)
-        sum += x[n * C + projection.first + c] * w[projection.at + c * projections.by_column +
-                                                   j % projections.rank * projections.by_rank];
+        sum += x[n * C + projection.first + c] *
+               w[group * groups.matrix + projection.at + c * projections.by_column +
+                 j % projections.rank * projections.by_rank];
     sum = warp_sum(sum);
     if (lane == 0)
         store(xa, i, sum * (x_scale ? scale * *x_scale : scale));
@@ -74,26 +79,29 @@ __global__ __launch_bounds__(THREADS) void narrow_kernel(AnyOut xa, Elements x,
 /* Each thread computes one number of y, in projection blockIdx.y. */
 __global__ __launch_bounds__(THREADS) void widen_kernel(AnyOut y, Elements xa, Elements w,
                                                         Elements add, LoraProjections projections,
-                                                        int N, int C)
+                                                        LoraGroups groups, int N, int C)
 {
     const LoraProjection projection = projection_number(projections, blockIdx.y);
     const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x, n = i / projection.width,
                  c = i % projection.width;
-    if (n >= N)
-        return;
+    const int group = n < N ? group_of(groups, (int)n) : -1;
     float sum = 0;
+    if (group < 0)
+        return;
     for (int j = 0; j < projections.rank; j++)
         sum += xa[n * projections.count * projections.rank + projection.xa + j] *
-               w[projection.at + c * projections.by_column + j * projections.by_rank];
+               w[group * groups.matrix + projection.at + c * projections.by_column +
+                 j * projections.by_rank];
     const size_t at = n * C + projection.first + c;
     store(y, at, add.data ? sum + add[at] : sum);
 }
 
-/* Each thread computes one number of dm, in projection blockIdx.y. before: the sum so far; data
+/* Each thread computes one number of dm, in projection blockIdx.y of matrix blockIdx.z. before: the sum so far; data
  * NULL: there is no sum yet. */
 __global__ __launch_bounds__(THREADS) void dw_kernel(AnyOut dw, Elements before,
-                                                     LoraProjections projections, Elements xa,
-                                                     Elements x, const float *x_scale, int N, int C)
+                                                     LoraProjections projections, LoraGroups groups,
+                                                     Elements xa, Elements x, const float *x_scale,
+                                                     int N, int C)
 {
     const LoraProjection projection = projection_number(projections, blockIdx.y);
     const size_t i = (size_t)blockIdx.x * THREADS + threadIdx.x, j = i / projection.width,
@@ -101,37 +109,28 @@ __global__ __launch_bounds__(THREADS) void dw_kernel(AnyOut dw, Elements before,
     if (j >= projections.rank)
         return;
     float sum = 0;
-    for (size_t n = 0; n < N; n++)
+    const size_t first = groups.first ? groups.first[blockIdx.z] : 0,
+                 end = groups.first ? groups.first[blockIdx.z + 1] : N;
+    for (size_t n = first; n < end; n++)
         sum += xa[n * projections.count * projections.rank + projection.xa + j] *
                x[n * C + projection.first + c];
-    const size_t at = projection.at + c * projections.by_column + j * projections.by_rank;
+    const size_t at = blockIdx.z * groups.matrix + projection.at + c * projections.by_column +
+                      j * projections.by_rank;
     store(dw, at, (before.data ? before[at] : 0.0f) + sum * (x_scale ? *x_scale : 1.0f));
 }
 
 /* Returns a grid with one thread for each of `rows` numbers per column of the widest projection,
- * for each projection. */
-static dim3 grid_of_projections(const LoraProjections &projections, int rows)
+ * for each projection of each matrix. */
+static dim3 grid_of_projections(const LoraProjections &projections, int rows, int matrices)
 {
     size_t most = 0;
     for (int i = 0; i < projections.count; i++)
         if ((size_t)projections.projection[i].width > most)
             most = projections.projection[i].width;
-    return dim3((unsigned)ceil_div(most * rows, THREADS), projections.count);
+    return dim3((unsigned)ceil_div(most * rows, THREADS), projections.count, matrices);
 }
 
 /* ---- entry ----------------------------------------------------------------------------------- */
-
-void backend_lora_narrow(Tensor xa, Tensor x, LoraMatrix m, float scale)
-{
-    const int N = x.rows, C = x.cols, r = check_lora_narrow(xa, x, m);
-    const LoraProjections projections = lora_projections(m, r, C);
-    const size_t count = tensor_numel(xa);
-    if (N == 0 || lora_narrow_fast(xa, x, m.w, projections, scale))
-        return;
-    narrow_kernel<<<(unsigned)ceil_div(32 * count, THREADS), THREADS, 0, device_stream()>>>(
-        any_out(xa), elements(x), scale_of(x), elements(m.w), projections, count, C, scale);
-    LAUNCH_CHECK();
-}
 
 /* Sets the columns of y that are in no projection. */
 static void fill_gaps(Tensor y, LoraProjections projections, Tensor add)
@@ -152,33 +151,86 @@ static void fill_gaps(Tensor y, LoraProjections projections, Tensor add)
     }
 }
 
+static LoraGroups one_matrix(Tensor w)
+{
+    return { NULL, 1, tensor_numel(w) };
+}
+
+static LoraGroups matrices_of(Tensor w, Routing r)
+{
+    return { r.first, r.experts, tensor_numel(w) / r.experts };
+}
+
+static void narrow(Tensor xa, Tensor x, LoraMatrix m, int rank, LoraGroups groups, float scale)
+{
+    const LoraProjections projections = lora_projections(m, rank, x.cols);
+    const size_t count = tensor_numel(xa);
+    if (x.rows == 0 || lora_narrow_fast(xa, x, m.w, projections, groups, scale))
+        return;
+    narrow_kernel<<<(unsigned)ceil_div(32 * count, THREADS), THREADS, 0, device_stream()>>>(
+        any_out(xa), elements(x), scale_of(x), elements(m.w), projections, groups, count, x.cols,
+        scale);
+    LAUNCH_CHECK();
+}
+
+void backend_lora_narrow(Tensor xa, Tensor x, LoraMatrix m, float scale)
+{
+    narrow(xa, x, m, check_lora_narrow(xa, x, m), one_matrix(m.w), scale);
+}
+
+void backend_experts_lora_narrow(Tensor xa, Tensor x, LoraMatrix m, float scale, Routing r)
+{
+    narrow(xa, x, m, check_experts_lora_narrow(xa, x, m, r), matrices_of(m.w, r), scale);
+}
+
+static void widen(Tensor y, Tensor xa, LoraMatrix m, int rank, LoraGroups groups, Tensor add)
+{
+    const LoraProjections projections = lora_projections(m, rank, y.cols);
+    if (y.rows == 0)
+        return;
+    fill_gaps(y, projections, add);
+    if (lora_widen_fast(y, xa, m.w, projections, groups, add))
+        return;
+    widen_kernel<<<grid_of_projections(projections, y.rows, 1), THREADS, 0, device_stream()>>>(
+        any_out(y), elements(xa), elements(m.w), elements(add), projections, groups, y.rows,
+        y.cols);
+    LAUNCH_CHECK();
+}
+
 void backend_lora_widen(Tensor y, Tensor xa, LoraMatrix m, Tensor add)
 {
-    const int N = y.rows, C = y.cols, r = check_lora_widen(y, xa, m, add);
+    const int rank = check_lora_widen(y, xa, m, add);
     CHECK(!add.data || format_equal(add.format, y.format),
           "lora_widen: add is %s, y %s; the CUDA back end needs one format",
           format_name(add.format), format_name(y.format));
-    const LoraProjections projections = lora_projections(m, r, C);
-    if (N == 0)
+    widen(y, xa, m, rank, one_matrix(m.w), add);
+}
+
+void backend_experts_lora_widen(Tensor y, Tensor xa, LoraMatrix m, Routing r)
+{
+    widen(y, xa, m, check_experts_lora_widen(y, xa, m, r), matrices_of(m.w, r), y);
+}
+
+static void add_dw(LoraMatrix dm, int rank, LoraGroups groups, Tensor xa, Tensor x)
+{
+    const LoraProjections projections = lora_projections(dm, rank, x.cols);
+    const Elements before = elements(dm.w.empty ? Tensor{} : dm.w);
+    if (x.rows == 0 || lora_dw_fast(dm.w, projections, groups, xa, x))
         return;
-    fill_gaps(y, projections, add);
-    if (lora_widen_fast(y, xa, m.w, projections, add))
-        return;
-    widen_kernel<<<grid_of_projections(projections, N), THREADS, 0, device_stream()>>>(
-        any_out(y), elements(xa), elements(m.w), elements(add), projections, N, C);
+    dw_kernel<<<grid_of_projections(projections, rank, groups.count), THREADS, 0,
+                device_stream()>>>(any_out(dm.w), before, projections, groups, elements(xa),
+                                   elements(x), scale_of(x), x.rows, x.cols);
     LAUNCH_CHECK();
 }
 
 void backend_lora_dw(LoraMatrix dm, Tensor xa, Tensor x)
 {
-    if (!dm.w.data)
-        return;
-    const int N = x.rows, C = x.cols, r = check_lora_dw(dm, xa, x);
-    const LoraProjections projections = lora_projections(dm, r, C);
-    if (N == 0 || lora_dw_fast(dm.w, projections, xa, x))
-        return;
-    const Elements before = elements(dm.w.empty ? Tensor{} : dm.w);
-    dw_kernel<<<grid_of_projections(projections, r), THREADS, 0, device_stream()>>>(
-        any_out(dm.w), before, projections, elements(xa), elements(x), scale_of(x), N, C);
-    LAUNCH_CHECK();
+    if (dm.w.data)
+        add_dw(dm, check_lora_dw(dm, xa, x), one_matrix(dm.w), xa, x);
+}
+
+void backend_experts_lora_dw(LoraMatrix dm, Tensor xa, Tensor x, Routing r)
+{
+    if (dm.w.data)
+        add_dw(dm, check_experts_lora_dw(dm, xa, x, r), matrices_of(dm.w, r), xa, x);
 }

@@ -1,6 +1,7 @@
 /* Definitions that the kernels of adapters share: projections of the adapter matrix, tensor-core
  * products, and exact conversion of FP8 codes to BF16. */
 #pragma once
+#include "kernels/cuda/experts_gemm.cuh"
 #include "kernels/cuda/readers.cuh"
 
 /* ---- projections ----------------------------------------------------------------------------- */
@@ -19,6 +20,22 @@ struct LoraProjections {
 };
 
 LoraProjections lora_projections(LoraMatrix m, int rank, int C); /* lora.cu */
+
+/* With experts, each has its own matrix of `matrix` elements, and `first` has the first row of each
+ * (kernels/experts.h). first NULL: one matrix for all rows. */
+struct LoraGroups {
+    const int *first;
+    int count; /* number of matrices */
+    size_t matrix;
+};
+
+/* Returns the number of the matrix for a row; -1: no row in use has this number or a higher one. */
+__device__ inline int group_of(const LoraGroups &g, int row)
+{
+    if (!g.first)
+        return 0;
+    return row < g.first[g.count] ? expert_of(g.first, g.count, row) : -1;
+}
 
 /* Divides each projection into blocks of `columns` columns, and numbers the blocks. No block spans
  * two projections. Returns the number of blocks. */
@@ -67,11 +84,13 @@ static inline bool projections_aligned(const LoraProjections &projections, Tenso
 /* The fast kernels. The caller has checked the arguments. Each function returns false, without
  * doing anything, if its kernel does not support the formats or shapes. */
 /* lora_narrow.cu */
-bool lora_narrow_fast(Tensor xa, Tensor x, Tensor w, LoraProjections projections, float scale);
+bool lora_narrow_fast(Tensor xa, Tensor x, Tensor w, LoraProjections projections, LoraGroups groups,
+                      float scale);
 /* lora_widen.cu */
-bool lora_widen_fast(Tensor y, Tensor xa, Tensor w, LoraProjections projections, Tensor add);
+bool lora_widen_fast(Tensor y, Tensor xa, Tensor w, LoraProjections projections, LoraGroups groups,
+                     Tensor add);
 /* lora_dw.cu */
-bool lora_dw_fast(Tensor dw, LoraProjections projections, Tensor xa, Tensor x);
+bool lora_dw_fast(Tensor dw, LoraProjections projections, LoraGroups groups, Tensor xa, Tensor x);
 
 /* swiglu_lora.cu: swiglu_forward with an adapter's product. The caller has checked the other
  * arguments. The functions return false, without doing anything, if there is no product, or if they

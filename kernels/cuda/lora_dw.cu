@@ -176,11 +176,13 @@ __device__ static inline void gather(float *shared, float (&sum)[JT][8][4])
     __syncthreads();
 }
 
-/* partial: (gridDim.y, numel), with rows in the layout of dw. */
+/* partial: (gridDim.y, numel), with rows in the layout of dw. With experts, blockIdx.y is the expert,
+ * and the block has its rows. */
 template <DType D, int JT>
 __global__ __launch_bounds__(THREADS, JT == 1 ? 2 : 1) void dw_fast_kernel(
     float *partial, size_t numel, const uint8_t *x, const float *x_scale, const bf16 *xa,
-    LoraProjections projections, int N, int C, int rank_blocks, int range, bool xa_aligned)
+    LoraProjections projections, LoraGroups groups, int N, int C, int rank_blocks, int range,
+    bool xa_aligned)
 {
     extern __shared__ uint4 memory[];
     bf16 *held = (bf16 *)memory;
@@ -190,7 +192,9 @@ __global__ __launch_bounds__(THREADS, JT == 1 ? 2 : 1) void dw_fast_kernel(
     const LoraProjection projection = projection_of_block(projections, block);
     const int c0 = (block - projection.block) * COLUMNS, column = c0 + warp % 2 * 64 + lane / 4 * 8;
     const uint8_t *from = x + (size_t)(projection.first + column) * WIDE_BYTES<D>;
-    const int n0 = blockIdx.y * range, end = min(N, n0 + range), slice = warp / 2 * 16 * UNROLL<D>;
+    const int n0 = groups.first ? groups.first[blockIdx.y] : blockIdx.y * range,
+              end = groups.first ? groups.first[blockIdx.y + 1] : min(N, n0 + range),
+              slice = warp / 2 * 16 * UNROLL<D>;
     const int end_x = column < projection.width ? end : 0;
     const unsigned row_bytes = C * WIDE_BYTES<D>;
     Row<D> now[UNROLL<D>][4], next[UNROLL<D>][4];
@@ -247,18 +251,19 @@ __global__ __launch_bounds__(THREADS) void add_partials_kernel(AnyOut dw, bool e
 /* ---- launches -------------------------------------------------------------------------------- */
 
 template <DType D, int JT>
-static void launch(Tensor dw, LoraProjections projections, Tensor xa, Tensor x, int rank_blocks)
+static void launch(Tensor dw, LoraProjections projections, LoraGroups groups, Tensor xa, Tensor x,
+                   int rank_blocks)
 {
     const int N = x.rows, blocks = number_blocks(projections, COLUMNS) * rank_blocks,
               wave = device_sm_count() * (JT == 1 ? 2 : 1);
-    const size_t numel = tensor_numel(dw), held = sizeof(bf16) * XA_TOKENS<JT> * XA_STRIDE<JT>;
+    const size_t numel = groups.matrix, held = sizeof(bf16) * XA_TOKENS<JT> * XA_STRIDE<JT>;
     const size_t sums = sizeof(float) * 2 * 2 * 32 * JT * 32, bytes = held > sums ? held : sums;
     static_assert(RANGE % STEP<D> == 0 && XA_TOKENS<JT> % STEP<D> == 0,
                   "steps divide what is held");
     static_assert(COLUMNS * (16 * JT + 1) <= 2 * 2 * 32 * JT * 32, "totals fit where sums were");
     const int most = (int)ceil_div(N, RANGE), wanted = wave / blocks < 1 ? 1 : wave / blocks;
     const int range = (int)ceil_div(ceil_div(N, wanted < most ? wanted : most), RANGE) * RANGE,
-              ranges = (int)ceil_div(N, range);
+              ranges = groups.first ? groups.count : (int)ceil_div(N, range);
     const bool aligned =
         xa.cols % 8 == 0 && projections.rank % 8 == 0 && (uintptr_t)xa.data % 16 == 0;
     float *partial = (float *)device_scratch(ranges * numel * sizeof(float), SCRATCH_0);
@@ -266,15 +271,17 @@ static void launch(Tensor dw, LoraProjections projections, Tensor xa, Tensor x, 
     CUDA_CHECK(cudaFuncSetAttribute((const void *)kernel,
                                     cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
     kernel<<<dim3(blocks, ranges), THREADS, bytes, device_stream()>>>(
-        partial, numel, (const uint8_t *)x.data, scale_of(x), (const bf16 *)xa.data, projections, N,
-        x.cols, rank_blocks, range, aligned);
+        partial, numel, (const uint8_t *)x.data, scale_of(x), (const bf16 *)xa.data, projections,
+        groups, N, x.cols, rank_blocks, range, aligned);
     LAUNCH_CHECK();
-    add_partials_kernel<<<(unsigned)ceil_div(numel, THREADS), THREADS, 0, device_stream()>>>(
-        any_out(dw), dw.empty, partial, ranges, numel);
+    /* with experts, each partial is the sum of another matrix */
+    add_partials_kernel<<<(unsigned)ceil_div(tensor_numel(dw), THREADS), THREADS, 0,
+                          device_stream()>>>(any_out(dw), dw.empty, partial,
+                                             groups.first ? 1 : ranges, tensor_numel(dw));
     LAUNCH_CHECK();
 }
 
-bool lora_dw_fast(Tensor dw, LoraProjections projections, Tensor xa, Tensor x)
+bool lora_dw_fast(Tensor dw, LoraProjections projections, LoraGroups groups, Tensor xa, Tensor x)
 {
     const int rank_blocks = (int)ceil_div(projections.rank, MAX_RANK),
               ranks = (int)ceil_div(projections.rank, rank_blocks);
@@ -283,13 +290,13 @@ bool lora_dw_fast(Tensor dw, LoraProjections projections, Tensor xa, Tensor x)
     with_wide(x, [&](auto format) {
         constexpr DType D = decltype(format)();
         if (ranks <= 16)
-            launch<D, 1>(dw, projections, xa, x, rank_blocks);
+            launch<D, 1>(dw, projections, groups, xa, x, rank_blocks);
         else if (ranks <= 32)
-            launch<D, 2>(dw, projections, xa, x, rank_blocks);
+            launch<D, 2>(dw, projections, groups, xa, x, rank_blocks);
         else if (ranks <= 48)
-            launch<D, 3>(dw, projections, xa, x, rank_blocks);
+            launch<D, 3>(dw, projections, groups, xa, x, rank_blocks);
         else
-            launch<D, 4>(dw, projections, xa, x, rank_blocks);
+            launch<D, 4>(dw, projections, groups, xa, x, rank_blocks);
     });
     return true;
 }

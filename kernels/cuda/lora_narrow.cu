@@ -8,6 +8,7 @@
  * w in the layout of tensor-core operands. */
 #include "kernels/cuda/lora.cuh"
 
+static_assert(EXPERT_ROWS % 128 == 0, "a block has rows of one expert");
 static constexpr int TOKENS = 128, SLICES = 4, THREADS = 512, ROW_BYTES = 128,
                      X_PACKS = TOKENS * ROW_BYTES / 16;
 static constexpr int MAX_RANK = 64; /* per block */
@@ -27,21 +28,22 @@ constexpr int W_PACKS = SLICES * STEPS<D> * (NT / 2) * 32;
 
 /* ---- w as tensor cores read it --------------------------------------------------------------- */
 
-/* Packs are indexed [stage][block of ranks][slice][step][pair of groups of eight ranks][lane 4 g +
+/* Packs are indexed [matrix][stage][block of ranks][slice][step][pair of groups of eight ranks][lane 4 g +
  * t]. A pack holds elements of w for columns 4 step to 4 step + 3 of thread t's columns in the
  * slice, at rank g of both groups. Elements after the projection's last column or after the last
  * rank are 0. */
 template <DType D, int NT>
 __global__ __launch_bounds__(256) void lay_out_kernel(uint4 *packs, const bf16 *w,
-                                                      LoraProjections projections, int rank_blocks,
-                                                      int count)
+                                                      LoraProjections projections,
+                                                      LoraGroups groups, int rank_blocks, int count)
 {
-    const int i = blockIdx.x * 256 + threadIdx.x, lane = i % 32, pair = i / 32 % (NT / 2),
-              step = i / (16 * NT) % STEPS<D>;
+    const int at = blockIdx.x * 256 + threadIdx.x, i = at % count, lane = i % 32,
+              pair = i / 32 % (NT / 2), step = i / (16 * NT) % STEPS<D>;
     const int slice = i / (16 * NT * STEPS<D>) % SLICES, block = i / W_PACKS<D, NT> % rank_blocks;
     const int stage = i / W_PACKS<D, NT> / rank_blocks;
-    if (i >= count)
+    if (at / count >= groups.count)
         return;
+    w += at / count * groups.matrix;
     const LoraProjection projection = projection_of_block(projections, stage);
     const int column = (stage - projection.block) * COLUMNS<D> +
                        (4 * slice + lane % 4) * (COLUMNS<D> / 16) + 4 * step;
@@ -56,7 +58,7 @@ __global__ __launch_bounds__(256) void lay_out_kernel(uint4 *packs, const bf16 *
                        ? element_bits(from + projections.by_column) << 16
                        : 0;
     }
-    packs[i] = make_uint4(word[0], word[1], word[2], word[3]);
+    packs[at] = make_uint4(word[0], word[1], word[2], word[3]);
 }
 
 /* ---- stages ---------------------------------------------------------------------------------- */
@@ -172,15 +174,19 @@ __device__ static inline void add_slices(float (&sum)[2][NT][4], float *shared)
 
 template <DType D, int NT>
 __global__ __launch_bounds__(THREADS, NT == 2 ? 2 : 1) void narrow_fast_kernel(
-    AnyOut xa, const uint8_t *x, const float *x_scale, const uint4 *packs,
-    LoraProjections projections, int N, int C, float scale, int rank_blocks)
+    AnyOut xa, const uint8_t *x, const float *x_scale, const uint4 *packs, int packs_of_matrix,
+    LoraProjections projections, LoraGroups groups, int N, int C, float scale, int rank_blocks)
 {
     extern __shared__ uint4 stages[];
     constexpr int AHEAD = STAGES<NT> - 1, STAGE_PACKS = X_PACKS + W_PACKS<D, NT>;
     const LoraProjection projection = projection_number(projections, blockIdx.y);
     const int rank_block = blockIdx.x % rank_blocks, n0 = blockIdx.x / rank_blocks * TOKENS;
-    const int count = (projection.width + COLUMNS<D> - 1) / COLUMNS<D>;
+    const int count = (projection.width + COLUMNS<D> - 1) / COLUMNS<D>,
+              group = group_of(groups, n0);
     float sum[2][NT][4] = {};
+    if (group < 0)
+        return;
+    packs += (size_t)group * packs_of_matrix;
     const auto begin = [&](int stage) {
         const uint4 *w = packs + ((size_t)(projection.block + stage) * rank_blocks + rank_block) *
                                      W_PACKS<D, NT>;
@@ -218,27 +224,29 @@ __global__ __launch_bounds__(THREADS, NT == 2 ? 2 : 1) void narrow_fast_kernel(
 }
 
 template <DType D, int NT>
-static void launch(Tensor xa, Tensor x, Tensor w, LoraProjections projections, float scale,
-                   int rank_blocks)
+static void launch(Tensor xa, Tensor x, Tensor w, LoraProjections projections, LoraGroups groups,
+                   float scale, int rank_blocks)
 {
     const int N = x.rows,
               count = number_blocks(projections, COLUMNS<D>) * rank_blocks * W_PACKS<D, NT>;
     const int bytes = STAGES<NT> * (X_PACKS + W_PACKS<D, NT>)*(int)sizeof(uint4);
-    uint4 *packs = (uint4 *)device_scratch(count * sizeof *packs, SCRATCH_0);
+    const size_t packs_of_all = (size_t)count * groups.count;
+    uint4 *packs = (uint4 *)device_scratch(packs_of_all * sizeof *packs, SCRATCH_0);
     const auto kernel = narrow_fast_kernel<D, NT>;
     CUDA_CHECK(cudaFuncSetAttribute((const void *)kernel,
                                     cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    lay_out_kernel<D, NT><<<(unsigned)ceil_div(count, 256), 256, 0, device_stream()>>>(
-        packs, (const bf16 *)w.data, projections, rank_blocks, count);
+    lay_out_kernel<D, NT><<<(unsigned)ceil_div(packs_of_all, 256), 256, 0, device_stream()>>>(
+        packs, (const bf16 *)w.data, projections, groups, rank_blocks, count);
     LAUNCH_CHECK();
     const dim3 grid((unsigned)ceil_div(N, TOKENS) * rank_blocks, projections.count);
     kernel<<<grid, THREADS, bytes, device_stream()>>>(any_out(xa), (const uint8_t *)x.data,
-                                                      scale_of(x), packs, projections, N, x.cols,
-                                                      scale, rank_blocks);
+                                                      scale_of(x), packs, count, projections,
+                                                      groups, N, x.cols, scale, rank_blocks);
     LAUNCH_CHECK();
 }
 
-bool lora_narrow_fast(Tensor xa, Tensor x, Tensor w, LoraProjections projections, float scale)
+bool lora_narrow_fast(Tensor xa, Tensor x, Tensor w, LoraProjections projections, LoraGroups groups,
+                      float scale)
 {
     const int rank_blocks = (int)ceil_div(projections.rank, MAX_RANK),
               ranks = (int)ceil_div(projections.rank, rank_blocks);
@@ -248,13 +256,13 @@ bool lora_narrow_fast(Tensor xa, Tensor x, Tensor w, LoraProjections projections
     with_wide(x, [&](auto format) {
         constexpr DType D = decltype(format)();
         if (ranks <= 16)
-            launch<D, 2>(xa, x, w, projections, scale, rank_blocks);
+            launch<D, 2>(xa, x, w, projections, groups, scale, rank_blocks);
         else if (ranks <= 32)
-            launch<D, 4>(xa, x, w, projections, scale, rank_blocks);
+            launch<D, 4>(xa, x, w, projections, groups, scale, rank_blocks);
         else if (ranks <= 48)
-            launch<D, 6>(xa, x, w, projections, scale, rank_blocks);
+            launch<D, 6>(xa, x, w, projections, groups, scale, rank_blocks);
         else
-            launch<D, 8>(xa, x, w, projections, scale, rank_blocks);
+            launch<D, 8>(xa, x, w, projections, groups, scale, rank_blocks);
     });
     return true;
 }

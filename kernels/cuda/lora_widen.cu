@@ -1,10 +1,11 @@
 /* y = xa wT [+ add], all in BF16. y is written once. A warp has 64 columns of 32 tokens, and a
- * block loops over 512 tokens. */
+ * block loops over 512 tokens, or 128 of one expert. */
 #include "kernels/cuda/strips.cuh"
 
 static constexpr int TOKENS = 512, M = 2, THREADS = 32 * STRIP_WARPS;
 
 __global__ __launch_bounds__(THREADS, 2) void widen_fast_kernel(bf16 *y, const bf16 *add, Product p,
+                                                                LoraGroups groups, int tokens,
                                                                 int N, int C)
 {
     extern __shared__ uint4 packs[];
@@ -12,14 +13,19 @@ __global__ __launch_bounds__(THREADS, 2) void widen_fast_kernel(bf16 *y, const b
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = warp / l.column_warps;
     const LoraProjection projection = projection_of_block(p.projections, blockIdx.x);
     const int c0 = (blockIdx.x - projection.block) * l.column_warps * 2 * STRIP;
-    hold_matrix(packs, p,
-                [&](int i) { return strip_of(p.projections, projection, c0 + STRIP * i); });
+    const int first = blockIdx.y * tokens, end = min(N, first + tokens),
+              item = group_of(groups, first);
+    if (item < 0)
+        return;
+    hold_matrix(packs, p, [&](int i) {
+        const Strip s = strip_of(p.projections, projection, c0 + STRIP * i);
+        return Strip{ s.at + item * groups.matrix, s.left };
+    });
     __syncthreads();
     /* eight columns from `column` on, and eight columns one strip later */
     const int column = c0 + warp % l.column_warps * 2 * STRIP + lane % 4 * 8;
     const uint4 *matrix = packs + warp % l.column_warps * l.steps * 4 * 32 + lane;
     const int xa[2] = { projection.xa, projection.xa };
-    const int first = blockIdx.y * TOKENS, end = min(N, first + TOKENS);
     for (int n = first + 16 * M * group + lane / 4; n - lane / 4 < end;
          n += 16 * M * (STRIP_WARPS / l.column_warps)) {
         float sum[M][8][4] = {};
@@ -50,19 +56,21 @@ __global__ __launch_bounds__(THREADS, 2) void widen_fast_kernel(bf16 *y, const b
     }
 }
 
-bool lora_widen_fast(Tensor y, Tensor xa, Tensor w, LoraProjections projections, Tensor add)
+bool lora_widen_fast(Tensor y, Tensor xa, Tensor w, LoraProjections projections, LoraGroups groups,
+                     Tensor add)
 {
     Product p;
     if (!choose_product(&p, xa, w, projections, 0) || y.format.dtype != BF16 ||
         !projections_aligned(projections, y, 8) || !is_aligned(add, 8))
         return false;
+    const int tokens = groups.first ? EXPERT_ROWS : TOKENS;
     const dim3 grid((unsigned)number_blocks(p.projections, p.layout.column_warps * 2 * STRIP),
-                    (unsigned)ceil_div(y.rows, TOKENS));
+                    (unsigned)ceil_div(y.rows, tokens));
     const auto kernel = widen_fast_kernel;
     CUDA_CHECK(cudaFuncSetAttribute((const void *)kernel,
                                     cudaFuncAttributeMaxDynamicSharedMemorySize, STRIP_BYTES));
     kernel<<<grid, THREADS, strip_bytes(p.layout, 0), device_stream()>>>(
-        (bf16 *)y.data, (const bf16 *)add.data, p, y.rows, y.cols);
+        (bf16 *)y.data, (const bf16 *)add.data, p, groups, tokens, y.rows, y.cols);
     LAUNCH_CHECK();
     return true;
 }

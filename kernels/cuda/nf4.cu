@@ -204,6 +204,13 @@ template <typename Group>
 struct Nf4Parts {
     const Group *group[3];
     size_t start[2];
+    size_t groups; /* of a matrix */
+    __host__ __device__ Nf4Parts item(unsigned i) const
+    {
+        return { { group[0] + i * groups, group[1] + i * groups, group[2] + i * groups },
+                 { start[0], start[1] },
+                 groups };
+    }
     __device__ Nf4Position<Group> position(size_t i) const
     {
         const bool second = i >= start[0], third = i >= start[1];
@@ -217,7 +224,9 @@ struct Nf4Parts {
 template <typename Group>
 static Nf4Parts<Group> parts_of(Nf4 x, const Group *groups, int cols)
 {
-    Nf4Parts<Group> p = { { groups, groups, groups }, { SIZE_MAX, SIZE_MAX } };
+    Nf4Parts<Group> p = { { groups, groups, groups }, { SIZE_MAX, SIZE_MAX }, 0 };
+    for (int i = 0; i < x.num_tensors; i++)
+        p.groups += nf4_groups((size_t)x.rows[i], (size_t)cols);
     for (int i = 1; i < x.num_tensors; i++) {
         p.group[i] = p.group[i - 1] + nf4_groups((size_t)x.rows[i - 1], (size_t)cols);
         p.start[i - 1] = (i > 1 ? p.start[0] : 0) + (size_t)x.rows[i - 1] * (size_t)cols;
@@ -292,11 +301,21 @@ struct Nf4Rows {
     void *data;
     DType dtype;
     const float *scale;
+    /* Returns the rows of matrix i; each has n elements. */
+    __host__ __device__ Nf4Rows item(unsigned i, size_t n) const
+    {
+        const size_t bytes = dtype == F32 ? 4 : dtype == BF16 ? 2 : 1;
+        return { data ? (char *)data + i * n * bytes : NULL, dtype,
+                 scale ? scale + SCALE_FLOATS * i : NULL };
+    }
 };
 
+/* Converts matrix blockIdx.y; each has n elements. */
 template <typename Group>
 __global__ __launch_bounds__(THREADS) void nf4_rows_kernel(Nf4Rows y, Nf4Reader<Group> x, size_t n)
 {
+    y = y.item(blockIdx.y, n);
+    x.parts = x.parts.item(blockIdx.y);
     const size_t first = 8 * ((size_t)blockIdx.x * PACKS * THREADS + threadIdx.x);
     typename Nf4Reader<Group>::Raw raw[PACKS];
 #pragma unroll
@@ -317,6 +336,21 @@ __global__ __launch_bounds__(THREADS) void nf4_rows_kernel(Nf4Rows y, Nf4Reader<
         else
             *(uint2 *)((uint8_t *)y.data + at) = encode_pack(v, inverse, y.dtype);
     }
+}
+
+/* Converts matrix blockIdx.z to codes and transposed codes. y: matrix 0. */
+template <typename Group>
+__global__ __launch_bounds__(TILE_THREADS,
+                             3) void nf4_tiles_kernel(TileOut y, Nf4Source<Group> source, int rows)
+{
+    __shared__ uint32_t t[TILE_COLS * 33];
+    const size_t first = (size_t)blockIdx.z * rows * source.cols;
+    source.x.parts = source.x.parts.item(blockIdx.z);
+    y.data = y.data ? y.data + first : NULL;
+    y.data_t += first;
+    y.scale += SCALE_FLOATS * blockIdx.z;
+    encode_tile<Nf4Source<Group>>({ { y } }, source, blockIdx.y * TILE_ROWS, blockIdx.x * TILE_COLS,
+                                  rows, source.cols, t);
 }
 
 /* Converts rows of any width, element by element. data_t: transposed codes, for FP8 only. */
@@ -348,20 +382,27 @@ __global__ void nf4_any_kernel(Nf4Rows y, uint8_t *data_t, int rows, int cols,
 template <typename Group>
 static void dequantize(Tensor y, Nf4 x, const Group *groups)
 {
+    const int items = nf4_items(x);
+    y.rows /= items;
     const size_t n = tensor_numel(y);
     const Nf4Parts<Group> parts = parts_of(x, groups, y.cols);
     const Nf4Rows out = { y.data, y.format.dtype, (const float *)y.scale };
     const Nf4Reader<Group> reader = { parts, device_tables() };
     if (n == 0)
         return;
-    if (y.cols % 8 || (uintptr_t)y.data % 16 || (uintptr_t)y.data_t % 16 ||
+    if (y.cols % 8 || (uintptr_t)y.data % 16 || (uintptr_t)y.data_t % 16 || (items > 1 && n % 16) ||
         (y.data_t && y.rows % 16))
-        nf4_any_kernel<<<(unsigned)ceil_div(n, THREADS), THREADS, 0, device_stream()>>>(
-            out, (uint8_t *)y.data_t, y.rows, y.cols, parts, reader.tables);
-    else if (y.data_t)
-        fp8_tiles<Nf4Source<Group>>({ { tile_out(y, NULL) } }, { reader, y.cols }, y.rows, y.cols);
-    else
-        nf4_rows_kernel<<<(unsigned)ceil_div(n, 8 * PACKS * THREADS), THREADS, 0,
+        for (int i = 0; i < items; i++)
+            nf4_any_kernel<<<(unsigned)ceil_div(n, THREADS), THREADS, 0, device_stream()>>>(
+                out.item(i, n), y.data_t ? (uint8_t *)y.data_t + i * n : NULL, y.rows, y.cols,
+                parts.item(i), reader.tables);
+    else if (y.data_t) {
+        dim3 grid = tile_grid(y.rows, y.cols);
+        grid.z = items;
+        nf4_tiles_kernel<Group><<<grid, TILE_THREADS, 0, device_stream()>>>(
+            tile_out(y, NULL), { reader, y.cols }, y.rows);
+    } else
+        nf4_rows_kernel<<<dim3((unsigned)ceil_div(n, 8 * PACKS * THREADS), items), THREADS, 0,
                           device_stream()>>>(out, reader, n);
     LAUNCH_CHECK();
 }

@@ -78,6 +78,37 @@ void experts_begin_step(Stream *s, int sequences)
     s->router.z = (float)(e->z_coef / (L * s->T * sequences));
 }
 
+/* ---- linear layers of experts ---------------------------------------------------------------- */
+
+/* y = x w^T + the adapter's product. */
+static void experts_linear(const LinearLayer *l, Tensor y, Tensor x, Routing r)
+{
+    experts_matmul(y, x, l->w.matrix, r);
+    if (!linear_has_adapter(l))
+        return;
+    experts_lora_narrow(l->xa, x, l->w.a, l->scale, r);
+    experts_lora_widen(y, l->xa, l->w.b, r);
+}
+
+/* dx = dy w + the adapter's product. Leaves dxa for experts_linear_dw. */
+static void experts_linear_dx(const LinearLayer *l, Tensor dx, Tensor dy, Routing r)
+{
+    experts_matmul_dx(dx, dy, l->w.matrix, r);
+    if (!linear_has_adapter(l))
+        return;
+    experts_lora_narrow(l->dxa, dy, l->w.b, l->scale, r);
+    experts_lora_widen(dx, l->dxa, l->w.a, r);
+}
+
+static void experts_linear_dw(const LinearLayer *l, Tensor dy, Tensor x, Routing r)
+{
+    experts_matmul_dw(l->dw.matrix, dy, x, r);
+    if (!linear_has_adapter(l))
+        return;
+    experts_lora_dw(l->dw.b, l->xa, dy, r);
+    experts_lora_dw(l->dw.a, l->dxa, x, r);
+}
+
 /* ---- forward --------------------------------------------------------------------------------- */
 
 /* Computes the operand of the experts' last matrices from the stream; returns the branch. */
@@ -91,11 +122,12 @@ static Branch forward_to_act(const Block *b)
     route(a->experts, a->router_logits, config_of(b)->normalize);
     record_stats(b);
     experts_gather(x, h, NULL, a->experts);
-    if (b->stream->recipe.forward == FROM_EXACT)
+    if (b->stream->recipe.forward == FROM_EXACT && !linear_has_adapter(&s.first))
         experts_matmul_swiglu(act, a->gate_up_saved, a->gate_up_raw, x, b->w->gate_up, a->experts);
     else {
-        experts_matmul(a->gate_up_raw, x, b->w->gate_up, a->experts);
-        experts_swiglu(act, a->gate_up_saved, a->gate_up_raw, a->experts, FROM_SAVED);
+        experts_linear(&s.first, a->gate_up_raw, x, a->experts);
+        experts_swiglu(act, a->gate_up_saved, a->gate_up_raw, a->experts,
+                       b->stream->recipe.forward);
     }
     return s;
 }
@@ -105,33 +137,37 @@ void experts_forward(const Block *b)
     const Acts *a = b->a;
     const Branch s = forward_to_act(b);
     pool_stats(b);
-    experts_matmul(a->expert_y, a->swiglu_operand, b->w->down, a->experts);
+    experts_linear(&s.last, a->expert_y, a->swiglu_operand, a->experts);
     experts_sum(s.out, a->expert_y, s.res, a->experts);
 }
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
 /* Computes the gradient of gate and up from the gradient of the MLP's output, and the gradient of
- * the experts' last matrices. */
+ * the experts' last layers. */
 static void backward_to_gate_up(const Block *b, const Branch *s)
 {
     const Acts *a = b->a;
     const BackwardScratch *t = b->work;
-    const Tensor act =
-        a->keep == KEEP_INPUTS && b->dw->down.data ? linear_transpose(a->swiglu_operand) : NONE;
+    const Tensor act = a->keep == KEEP_INPUTS ? linear_input(&s->last, a->swiglu_operand) : NONE;
     experts_gather(t->expert_dy, t->dres, s->amax, a->experts);
-    experts_matmul_dx_swiglu(a->dgate_up, act, t->dweight.data, a->dact, t->expert_dy, b->w->down,
-                             a->gate_up_saved, a->experts);
-    experts_matmul_dw(b->dw->down, t->expert_dy, a->swiglu_operand, a->experts);
+    if (linear_has_adapter(&s->last)) {
+        experts_linear_dx(&s->last, a->dact, t->expert_dy, a->experts);
+        experts_swiglu_backward(a->dgate_up, act, t->dweight.data, a->dact, a->gate_up_saved,
+                                a->experts);
+    } else
+        experts_matmul_dx_swiglu(a->dgate_up, act, t->dweight.data, a->dact, t->expert_dy,
+                                 s->last.w.matrix, a->gate_up_saved, a->experts);
+    experts_linear_dw(&s->last, t->expert_dy, a->swiglu_operand, a->experts);
 }
 
 /* Computes the gradient of the norm's output h: through the experts, and through the router. */
-static void backward_to_h(const Block *b)
+static void backward_to_h(const Block *b, const Branch *s)
 {
     const Acts *a = b->a;
     const BackwardScratch *t = b->work;
     const RouterLosses *r = &b->stream->router;
-    experts_matmul_dx(t->expert_dx, a->dgate_up, b->w->gate_up, a->experts);
+    experts_linear_dx(&s->first, t->expert_dx, a->dgate_up, a->experts);
     experts_sum(t->dh, t->expert_dx, NONE, a->experts);
     route_backward(t->drouter, t->dweight.data, a->router_logits, a->experts,
                    config_of(b)->normalize, is_pooled(b) ? r->pooled : stats_of(b), r->balance,
@@ -142,17 +178,19 @@ static void backward_to_h(const Block *b)
 void experts_backward(const Block *b)
 {
     const Acts *a = b->a;
-    const bool reads_h = b->dw->router.data || b->dw->gate_up.data;
     const Branch s = keep_recomputes(a->keep) ? forward_to_act(b) : branch_mlp(b);
+    const Tensor x = linear_input(&s.first, a->expert_x);
+    const bool reads_h = b->dw->router.data || tensor_exists(x);
+    if (keep_recomputes(a->keep) && linear_has_adapter(&s.last))
+        experts_lora_narrow(s.last.xa, a->swiglu_operand, s.last.w.a, s.last.scale, a->experts);
     backward_to_gate_up(b, &s);
-    backward_to_h(b);
+    backward_to_h(b, &s);
     report_stats(b);
     if (reads_h && a->keep == KEEP_INPUTS)
         norm_recompute(a->mlp_h, s.x, s.stats, s.norm);
     matmul_dw(b->dw->router, b->work->drouter, a->mlp_h);
-    if (b->dw->gate_up.data) {
-        experts_gather_again(linear_transpose(a->expert_x), a->mlp_h, a->experts);
-        experts_matmul_dw(b->dw->gate_up, a->dgate_up, a->expert_x, a->experts);
-    }
+    if (tensor_exists(x))
+        experts_gather_again(x, a->mlp_h, a->experts);
+    experts_linear_dw(&s.first, a->dgate_up, a->expert_x, a->experts);
     branch_norm_backward(b->stream, b->work, s.dnorm, s.x, s.stats, s.norm, true);
 }

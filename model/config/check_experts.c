@@ -10,15 +10,6 @@ static void check_count(const Reader *r)
             reader_where(r, "model.num_experts_per_tok"), e->top_k, e->count);
 }
 
-static void check_adapters(const Reader *r)
-{
-    const Lora *l = &r->s->c.model.lora;
-    if (l->rank > 0 && (l->target[LORA_GATE] || l->target[LORA_UP] || l->target[LORA_DOWN]))
-        die("%s: adapters of experts are not supported; adapters of attention are: "
-            "--lora.target_modules=[q_proj,k_proj,v_proj,o_proj]",
-            reader_where(r, "lora.target_modules"));
-}
-
 static void check_strategy(const Reader *r)
 {
     const Config *c = &r->s->c;
@@ -52,6 +43,5 @@ void check_experts(Reader *r)
         return;
     }
     check_count(r);
-    check_adapters(r);
     check_strategy(r);
 }

@@ -317,7 +317,7 @@ static void plan_acts(Planner *p, Acts *a)
     a->own_lse = context_skips(s) ? floats(p, leaves_attention, BUFFER_own_lse, c->n_heads) : NULL;
     for (Linear l = 0; l < NUM_LINEARS; l++) {
         const int projections = adapter_projections(c, p->layer, l).num_projections;
-        Planner *of = l < LINEAR_GATE_UP ? p : &mlp;
+        Planner *of = l < LINEAR_GATE_UP ? p : &hidden;
         a->tensor[ACT_xa_qkv + (int)l] =
             projections
                 ? place(of, leaves, BUFFER_xa_qkv + 2 * l, r->residual, projections * c->lora.rank)
@@ -410,6 +410,8 @@ static void plan_expert_work(Planner *p)
     for (p->layer = 0; experts_of(p) == 0;)
         p->layer++;
     Planner hidden = of_hidden(p, s->recipe.keep);
+    if (s->config->lora.rank > 0)
+        shared(&hidden, BUFFER_dxa, s->recipe.residual, 2 * s->config->lora.rank);
     t->drouter = shared(p, BUFFER_drouter, s->recipe.residual, E);
     t->dweight = shared(&hidden, BUFFER_dweight, f32, 1);
     t->expert_dy = gradient_operand(&hidden, BUFFER_expert_dy, C);

@@ -37,8 +37,8 @@
   X(expert_y,       HIDDEN) /* (R, C)           experts: their outputs                        shared           shared */ \
   X(xa_qkv,         BRANCH) /* (N, P rank)      scale x A^T of a linear layer's input x; P projections have an adapter */           \
   X(xa_out,         BRANCH)                                                                                           \
-  X(xa_gate_up,     MLP)                                                                                              \
-  X(xa_down,        MLP)                                                                                              \
+  X(xa_gate_up,     HIDDEN)                                                                                           \
+  X(xa_down,        HIDDEN)                                                                                           \
   X(dact,           HIDDEN) /* (N, F)           gradient of SwiGLU's output                   shared           shared */ \
   X(dgate_up,       HIDDEN) /* (N, 2F)          gradient of [gate|up], a GEMM operand         = gate_up_saved  e5m2: see plan_dgate_up */ \
   X(dqkv_op,        BRANCH) /* (N, S)           gradient of [q|k|v], a GEMM operand; = dqkv if both formats are equal */

@@ -347,14 +347,18 @@ const Architecture *architecture_choose(const ModelConfig *c, const char *file)
 
 /* ---- tensors --------------------------------------------------------------------------------- */
 
-static const TensorNames *names_of(const Architecture *a, const char *param)
+/* The row of a parameter. A parameter with several items has a row of its own, whose names have a
+ * %d. */
+static const TensorNames *names_of(const Architecture *a, const char *param, int items)
 {
     const TensorNames *const lists[] = { a->tensors, of_projector };
     for (int i = 0; i < 2; i++)
         for (const TensorNames *t = lists[i]; t->param; t++)
-            if (strcmp(t->param, param) == 0)
+            if (strcmp(t->param, param) == 0 &&
+                (strstr(t->projection[0], "%d") != NULL) == (items > 1))
                 return t;
-    die("%s: no Hugging Face name for parameter %s; add a row to its tensors", a->class, param);
+    die("%s: no Hugging Face name for parameter %s of %d items; add a row to its tensors", a->class,
+        param, items);
 }
 
 /* The row of the parameter to which the adapter p belongs: qkv for qkv_a. */
@@ -364,7 +368,7 @@ static const TensorNames *names_of_linear(const Architecture *a, const UnitLayou
     const Param *matrix = s->param;
     while (!matrix->is_operand || matrix->linear != p->linear)
         matrix++;
-    return names_of(a, matrix->name);
+    return names_of(a, matrix->name, matrix->items);
 }
 
 const char *hf_prefix(const ModelConfig *c)
@@ -405,10 +409,6 @@ static void set_name(HfTensor *t, const Architecture *a, const UnitLayout *s, co
     const char *prefix = s->kind->is_projector ? "" : hf_prefix(s->config),
                *number = strstr(name, "%d");
     char file[HF_NAME], item[HF_NAME];
-    CHECK((number != NULL) == (p->items > 1),
-          "the name %s: only names of parameters with several items have a %%d; this parameter has "
-          "%d",
-          name, p->items);
     if (number)
         snprintf(item, sizeof item, "%.*s%d%s", (int)(number - name), name, p->item, number + 2);
     else
@@ -433,7 +433,7 @@ static HfTensor *add_tensors(HfTensor *list, int *count, const ModelConfig *c,
     for (int i = 0; i < shape->num_params; i++) {
         const Param *p = &shape->param[i];
         const TensorNames *names =
-            p->is_adapter ? names_of_linear(a, shape, p) : names_of(a, p->name);
+            p->is_adapter ? names_of_linear(a, shape, p) : names_of(a, p->name, p->items);
         const bool whole = !names->projection[1];
         for (int k = 0; k < (whole ? 1 : p->num_projections); k++) {
             const Projection *projection = &p->projection[k];

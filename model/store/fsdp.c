@@ -35,9 +35,11 @@ static void make_copies(const ParamStore *store, int u, int uses)
             comm_all_gather(to.data, c->from.data,
                             tensor_numel(c->from) * dtype_size(c->from.format.dtype),
                             fsdp_group(store, u));
-        } else if (c->step == DEQUANTIZE)
-            nf4_dequantize(to, param_nf4(c->param, c->from.data, store->plain_nf4));
-        else
+        } else if (c->step == DEQUANTIZE) {
+            Nf4 stack = param_nf4(c->param, c->from.data, store->plain_nf4);
+            stack.items = c->param->items;
+            nf4_dequantize(to, stack);
+        } else
             quantize_codes(to, c->from);
     }
 }

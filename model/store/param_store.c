@@ -372,8 +372,12 @@ static void add_copy(UnitPlan *plan, Step step, const Param *p, Tensor from, Ten
 
 static void add_step(ParamStore *store, int u, const Param *p, Step step)
 {
-    Tensor w = param_tensor(&store->unit[u], p), from = w;
+    /* one call dequantizes all items */
+    Tensor w = step == DEQUANTIZE ? store->unit[u].tensor[p->id] : param_tensor(&store->unit[u], p),
+           from = w;
     size_t first, n = shard_part(&store->shard[u], p, &first);
+    if (step == DEQUANTIZE && p->item > 0)
+        return;
     if (step == CAST_SLICE || step == REPLICATE) {
         if (n == 0)
             return;
