@@ -53,6 +53,8 @@ static inline float router_gap(const Model *m)
     float gap = INFINITY;
     for (int l = 0; l < m->text.L && e->count > e->top_k; l++) {
         const Tensor t = m->acts[l].router_logits;
+        if (layer_experts(m->text.config, l) == 0)
+            continue;
         float *x = malloc(tensor_bytes(t));
         device_get(x, t.data, tensor_bytes(t));
         for (int n = 0; n < t.rows; n++) {
@@ -78,11 +80,14 @@ static inline double balance_of(const double *count, const double *p, int E, dou
 static inline double router_loss(const Model *m)
 {
     const Experts *e = &m->text.config->experts;
-    const int L = m->text.L, N = m->text.N,
-              groups = e->balance == BALANCE_SEQUENCE ? m->text.attn.B : 1, size = N / groups;
+    const int N = m->text.N, groups = e->balance == BALANCE_SEQUENCE ? m->text.attn.B : 1,
+              size = N / groups;
     double balance = 0, squares = 0, all_count[64] = { 0 }, all_p[64] = { 0 };
-    for (int l = 0; l < L && e->count > 0; l++)
-        for (int g = 0; g < groups; g++) {
+    int L = 0; /* blocks with experts */
+    for (int l = 0; l < m->text.L; l++)
+        L += layer_experts(m->text.config, l) > 0;
+    for (int l = 0; l < m->text.L; l++)
+        for (int g = 0; g < groups && layer_experts(m->text.config, l) > 0; g++) {
             double count[64] = { 0 }, p[64] = { 0 };
             add_router_stats(m, l, g * size, (g + 1) * size, count, p, &squares);
             balance += balance_of(count, p, e->count, size) / (groups * L * e->top_k);

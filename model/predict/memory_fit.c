@@ -80,6 +80,35 @@ int memory_fit_largest(const Config *c)
     return largest > 0 ? largest : largest_with(c);
 }
 
+/* Returns the least number of ranks, a power of two, on which one sequence fits if all of them share
+ * one copy of the model, and the batch grows with their number; 0: none up to MOST. */
+static int ranks_that_fit(const Config *c)
+{
+    enum { MOST = 1024 };
+    for (int ranks = 2 * c->ranks; ranks <= MOST; ranks *= 2) {
+        Config more = *c;
+        more.ranks = more.strategy.shard_ranks = ranks;
+        more.device_train_microbatch_size = 1;
+        more.global_train_batch_size = ranks;
+        if (memory_fit_needed(&more) <= smallest_device(c))
+            return ranks;
+    }
+    return 0;
+}
+
+/* Only a dry run can plan for ranks that were not started. */
+static void print_ranks(const Config *c)
+{
+    const Strategy *s = &c->strategy;
+    const int ranks = !c->dry_run || context_ranks(s) * tensor_ranks(s) * pipeline_stages(s) > 1
+                          ? 0
+                          : ranks_that_fit(c);
+    if (ranks > 0)
+        printf("fits with one sequence on %d devices of %.1f GiB that share the model: --ranks=%d "
+               "--device_train_microbatch_size=1\n",
+               ranks, memory_of_device(c) / GIB, ranks);
+}
+
 static void print_largest(const Config *c, int largest)
 {
     const int all = sequences_of_rank(c);
@@ -108,6 +137,8 @@ void memory_fit_print(const Config *c)
         return;
     if (!c->generate)
         print_largest(c, largest);
+    if (!c->generate && largest == 0)
+        print_ranks(c);
     printf("%s: %.1f of %.1f GiB", bytes <= device ? "fits" : "DOES NOT FIT", bytes / GIB,
            device / GIB);
     if (c->ranks > 1)
