@@ -186,7 +186,8 @@ TEST(test_reload_old)
         { "\n  att: ", "\n  saved_attention: " },
         { "\n  hidden: ", "\n  saved_mlp: " },
         { "\n  max_sequence_length: ",
-          "\n  num_experts: null\n  num_experts_per_tok: 8\n  norm_topk_prob: false\n"
+          "\n  num_experts: null\n  num_experts_per_tok: 8\n  mlp_layer_types: null\n"
+          "  dense_intermediate_size: null\n  norm_topk_prob: false\n"
           "  router_aux_loss: micro_batch\n  router_aux_loss_coef: 0.01\n  router_z_loss_coef: 0\n"
           "  max_sequence_length: " },
         { "\n  adjust_lr: ", "\n  adjust_lr_fn: " },

@@ -33,8 +33,6 @@ static const struct {
     { { "bf16", QWEN2, SOME_MODULES, BASE_NF4 }, 0x1p-9 },
     { { "f32", LLAMA_GQA, ALL_MODULES, BASE_NF4 }, 64 * U24 },
     { { "coat", OLMO3, SOME_MODULES, BASE_NF4 }, 0x1p-6 },
-    { { "f32", QWEN3_MOE }, 64 * U24 },
-    { { "f32", QWEN3_MOE, ALL_MODULES, BASE_NF4, .lora_rank = 16 }, 64 * U24 },
 };
 enum { NUM_CASES = sizeof cases / sizeof cases[0] };
 

@@ -10,6 +10,16 @@ static void check_count(const Reader *r)
             reader_where(r, "model.num_experts_per_tok"), e->top_k, e->count);
 }
 
+/* PEFT stores adapters of gate and up of all experts as one tensor. */
+static void check_adapters(const Reader *r)
+{
+    const Lora *l = &r->s->c.model.lora;
+    if (l->rank > 0 && l->target[LORA_GATE] != l->target[LORA_UP])
+        die("%s: lora.target_modules has only one of gate_proj and up_proj; PEFT cannot load such "
+            "adapters of experts: name both or neither",
+            reader_where(r, "lora.target_modules"));
+}
+
 static void check_strategy(const Reader *r)
 {
     const Config *c = &r->s->c;
@@ -43,5 +53,6 @@ void check_experts(Reader *r)
         return;
     }
     check_count(r);
+    check_adapters(r);
     check_strategy(r);
 }
