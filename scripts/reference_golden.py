@@ -148,6 +148,10 @@ STACKED = {"gate_up_proj": ["gate_proj", "up_proj"], "down_proj": ["down_proj"]}
 GAP = 1e-4      # compared with double precision, probabilities are off by up to 5.8e-6 in 8 steps: rounding changes no choice
 
 
+def layers_with_experts(network):
+    return [layer for layer in network.model.layers if hasattr(layer.mlp, "gate")] if has_experts(network.config) else []
+
+
 def record_gaps(network):
     """A list to which each further pass of each layer with experts, also in copies of the network, adds the smallest difference
     between the probabilities of the last expert that is chosen and of the next one."""
@@ -156,7 +160,7 @@ def record_gaps(network):
     def record(router, args, out):
         top = out[0].detach().softmax(-1).topk(router.top_k + 1).values
         gaps.append((top[:, -2] - top[:, -1]).min())
-    for layer in network.model.layers if has_experts(network.config) else []:
+    for layer in layers_with_experts(network):
         layer.mlp.gate.register_forward_hook(record)
     return gaps
 
@@ -201,7 +205,7 @@ def check_experts(network, batch, loss):
     assert abs(out.loss - loss) <= 1e-6 * loss, f"the loss is {loss.item()}, by transformers {out.loss.item()}"
     if out.aux_loss is None:
         return {}
-    routers = [layer.mlp.gate.weight for layer in network.model.layers]
+    routers = [layer.mlp.gate.weight for layer in layers_with_experts(network)]
     for router, without in zip(routers, torch.autograd.grad(mean_loss(out.logits, targets), routers)):
         off = ((router.grad - without).abs().max() / router.grad.abs().max()).item()
         assert off > 2e-3, f"the auxiliary loss changes the gradient of a router by {off:.2g} only"

@@ -138,6 +138,12 @@ MODELS = {
                                                num_experts_per_tok=3, norm_topk_prob=True, router_aux_loss_coef=0.01,
                                                rope_parameters=rope(1000000.0)),
                        dict(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"]), others=(routing,), seed=1439),
+    # four of its six layers have one MLP: the first of each two (decoder_sparse_step), and the fourth (mlp_only_layers)
+    "qwen3-moe-dense": Model("Qwen3MoeConfig", sizes(32, 48, 4, 2, head_dim=16, moe_intermediate_size=16, num_experts=4,
+                                                     num_experts_per_tok=2, norm_topk_prob=True, router_aux_loss_coef=0.01,
+                                                     decoder_sparse_step=2, mlp_only_layers=[3], rope_parameters=rope(1000000.0))
+                             | dict(num_hidden_layers=6),
+                             dict(r=2, lora_alpha=4, target_modules=["k_proj", "o_proj"]), others=(routing,), seed=3),
     # LLaVA: two images in one row; another row is text
     "llava-llama": Model("LlamaConfig", sizes(32, 48, 4, 2, 1e-5),
                          dict(r=4, lora_alpha=8, modules_to_save=[PROJECTOR],

@@ -319,9 +319,10 @@ static int start(void **state)
 int main(void)
 {
     static const char *const folders[] = {
-        "llama",        "llama-gqa-tied", "llama-head-dim", "olmo",  "olmo2",         "mistral",
-        "mistral-full", "qwen3",          "qwen3-tied",     "olmo3", "olmo3-default", "ministral",
-        "qwen2",        "qwen2-tied",     "smollm3",        "olmoe", "qwen3-moe",
+        "llama",         "llama-gqa-tied", "llama-head-dim",  "olmo",       "olmo2",
+        "mistral",       "mistral-full",   "qwen3",           "qwen3-tied", "olmo3",
+        "olmo3-default", "ministral",      "qwen2",           "qwen2-tied", "smollm3",
+        "olmoe",         "qwen3-moe",      "qwen3-moe-dense",
     };
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++)
         add_test(folders[i], continues, (void *)folders[i]);

@@ -478,7 +478,7 @@ static void test_projector(void **state)
     row("llama") row("llama-gqa-tied") row("llama-head-dim") row("olmo") row("olmo2") \
         row("mistral") row("mistral-full") row("qwen3") row("qwen3-tied") row("olmo3") \
             row("olmo3-default") row("ministral") row("qwen2") row("qwen2-tied") row("smollm3")
-#define EXPERT_MODELS(row) row("olmoe") row("qwen3-moe")
+#define EXPERT_MODELS(row) row("olmoe") row("qwen3-moe") row("qwen3-moe-dense")
 #define IMAGE_MODELS(row) row("llava-llama") row("llava-mistral") row("llava-qwen3-tied")
 
 int main(void)
@@ -490,6 +490,7 @@ int main(void)
     EXPERT_MODELS(LORA_PARITY)
     PARITY("olmoe-aux")
     PARITY("qwen3-moe-aux")
+    PARITY("qwen3-moe-dense-aux")
     IMAGE_MODELS(PARITY)
     IMAGE_MODELS(LORA_PARITY)
     TEXT_MODELS(MUON_PARITY) IMAGE_MODELS(PROJECTOR_PARITY) return run_all_tests(NULL, NULL);
