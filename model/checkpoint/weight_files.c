@@ -20,6 +20,7 @@
 #include "model/checkpoint/manifest.h"
 #include "model/checkpoint/saved_as.h"
 #include "model/checkpoint/stacked.h"
+#include "model/checkpoint/stacked_adapters.h"
 
 json_t *weight_files_manifest(const char *folder)
 {
@@ -159,6 +160,21 @@ static void use_tree_name(SafeTensor *t)
     t->name = xasprintf("%s%s", first, tree);
 }
 
+/* Adds a file with the adapters of single experts, if the file of s has those of all experts as one
+ * tensor. */
+static void divide_adapters(WeightFiles *s, const char *folder)
+{
+    json_t *j = file_json(folder, "adapter_config.json", JSON_REJECT_DUPLICATES);
+    const int r = (int)json_integer_value(json_object_get(j, "r"));
+    const bool fused = json_object_size(json_object_get(j, "rank_pattern")) > 0;
+    SafeFile *experts = r > 0 ? stacked_adapters(s->file[0], r, fused) : NULL;
+    json_decref(j);
+    if (!experts)
+        return;
+    s->file = xrealloc(s->file, 2 * sizeof *s->file);
+    s->file[s->count++] = experts;
+}
+
 WeightFiles weight_files_open_adapter(const char *folder)
 {
     json_t *manifest = weight_files_manifest(folder);
@@ -174,6 +190,7 @@ WeightFiles weight_files_open_adapter(const char *folder)
         use_tree_name(&s.file[0]->tensor[i]);
     }
     safetensors_renamed(s.file[0]);
+    divide_adapters(&s, folder);
     expect_sums(&s, manifest, folder);
     json_decref(manifest);
     return s;

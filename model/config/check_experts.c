@@ -1,5 +1,7 @@
 #include "model/config/check_experts.h"
 
+#include <math.h>
+
 #include "kernels/runtime/error.h"
 
 static void check_count(const Reader *r)
@@ -18,6 +20,10 @@ static void check_adapters(const Reader *r)
         die("%s: lora.target_modules has only one of gate_proj and up_proj; PEFT cannot load such "
             "adapters of experts: name both or neither",
             reader_where(r, "lora.target_modules"));
+    if (l->rank > 0 && l->target[LORA_GATE] && l->use_rslora)
+        die("%s: lora.use_rslora: PEFT joins the adapters of gate_proj and up_proj of an expert, "
+            "which changes their scale; use lora.use_rslora false with lora.alpha %g",
+            reader_where(r, "lora.use_rslora"), l->alpha * sqrt(l->rank));
 }
 
 static void check_strategy(const Reader *r)

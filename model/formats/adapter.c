@@ -107,10 +107,7 @@ static const struct {
     { "use_qalora", "QALoRA's pooled inputs are not computed" },
     { "lora_bias", "adapters have no bias" },
     { "fan_in_fan_out", "the matrices are (out, in)" },
-    { "rank_pattern", "all adapters have the rank r" },
-    { "alpha_pattern", "all adapters have the same lora_alpha" },
     { "trainable_token_indices", "only adapters are trained, no tensors of the base" },
-    { "target_parameters", "adapters are added to linear layers" },
     { "exclude_modules", "only target_modules say where adapters are" },
     { "layers_to_transform", "all blocks have the same adapters" },
     { "layer_replication", "each block is computed once" },
@@ -120,6 +117,31 @@ static const struct {
     { "kasa_config", "the base does not change" },
     { "monteclora_config", "adapters are numbers, not distributions" },
 };
+
+/* PEFT joins the adapters of gate and up of experts. The joined adapter has twice the rank and twice
+ * the alpha, which patterns say. All other adapters have the rank r and the same lora_alpha. */
+static void check_patterns(const File *f)
+{
+    static const char *const patterns[][2] = { { "rank_pattern", "r" },
+                                               { "alpha_pattern", "lora_alpha" } };
+    for (int i = 0; i < 2; i++) {
+        json_t *pattern = json_object_get(f->json, patterns[i][0]), *value;
+        const double all = json_number_value(json_object_get(f->json, patterns[i][1]));
+        const char *name;
+        json_object_foreach(pattern, name, value)
+        {
+            if (!text_ends_with(name, "gate_up_proj") || json_number_value(value) != 2 * all)
+                value_json_wrong(f->path, patterns[i][0],
+                                 "twice the value of all adapters for gate_up_proj, or no pattern",
+                                 pattern);
+        }
+    }
+    if (json_object_size(json_object_get(f->json, "rank_pattern")) > 0 &&
+        json_is_true(json_object_get(f->json, "use_rslora")))
+        die("%s: use_rslora with a rank_pattern: the joined adapters of gate and up have another "
+            "scale than all others, which is not supported",
+            f->path);
+}
 
 /* PiSSA, OLoRA, CorDA and LoftQ also change the base: their adapters are wrong on the published
  * base. */
@@ -150,6 +172,7 @@ static void refuse_others(const File *f)
     if (bias && !json_is_null(bias) &&
         (!json_is_string(bias) || strcmp(json_string_value(bias), "none") != 0))
         value_json_wrong(f->path, "bias", "\"none\", as only A and B are trained", bias);
+    check_patterns(f);
     check_start(f);
 }
 
@@ -236,6 +259,26 @@ static void mark_found(bool *seen, const char *folder, const File *f, const Mode
     json_decref(header);
 }
 
+/* target_parameters of PEFT: the matrices of all experts as one tensor. */
+static void mark_parameters(bool *seen, const File *f, const ModelConfig *m)
+{
+    json_t *list = json_object_get(f->json, "target_parameters"), *name;
+    size_t i;
+    json_array_foreach(list, i, name)
+    {
+        const char *text = json_is_string(name) ? json_string_value(name) : "";
+        const bool down = text_ends_with(text, "down_proj");
+        if (m->experts.count == 0 || (!down && !text_ends_with(text, "gate_up_proj")))
+            value_json_wrong(f->path, "target_parameters",
+                             "experts.gate_up_proj and experts.down_proj, in a model with experts",
+                             list);
+        for (int b = 0; b < m->n_layers; b++)
+            for (LoraModule k = down ? LORA_DOWN : LORA_GATE; k <= (down ? LORA_DOWN : LORA_UP);
+                 k++)
+                seen[(size_t)k * m->n_layers + b] = true;
+    }
+}
+
 static void read_modules(Lora *l, const File *f, const char *folder, const ModelConfig *m)
 {
     const json_t *value = json_object_get(f->json, "target_modules"), *name;
@@ -243,7 +286,9 @@ static void read_modules(Lora *l, const File *f, const char *folder, const Model
     const bool all = text && strcmp(text, "all-linear") == 0;
     bool *seen = xcalloc((size_t)NUM_LORA_MODULES * m->n_layers, sizeof *seen);
     size_t i;
-    if (text ? !*text : json_array_size(value) == 0)
+    if (text ? !*text
+             : json_array_size(value) == 0 &&
+                   json_array_size(json_object_get(f->json, "target_parameters")) == 0)
         value_json_wrong(f->path, key,
                          "\"all-linear\", a list of names as \"q_proj\" or a regular expression",
                          value);
@@ -256,6 +301,7 @@ static void read_modules(Lora *l, const File *f, const char *folder, const Model
                          name);
     if (text && !all)
         mark_found(seen, folder, f, m);
+    mark_parameters(seen, f, m);
     for (int k = 0; k < NUM_LORA_MODULES; k++) {
         int blocks = 0;
         for (int b = 0; b < m->n_layers; b++)
