@@ -1,10 +1,11 @@
-/* Invalid or damaged safetensors are not read; which bytes of a file identify it; and names are
- * found. test_checkpoint.c reads checkpoints back. */
+/* Invalid or damaged safetensors are not read; which bytes of a file identify it; names are found;
+ * adapters of all experts become those of single experts. test_checkpoint.c reads checkpoints back. */
 #include <time.h>
 
 #include "model/checkpoint/base_fingerprint.h"
 #include "model/checkpoint/coded_source.h"
 #include "model/checkpoint/safetensors.h"
+#include "model/checkpoint/stacked_adapters.h"
 #include "tests/test.h"
 #include "tests/saved.h"
 
@@ -133,6 +134,116 @@ TEST(test_many_names)
         assert_null(coded_source_matrix(&f, 1, f->tensor[t].name));
         assert_true(clock() < end);
     }
+    safetensors_close(f);
+}
+
+/* ---- adapters of all experts as one tensor --------------------------------------------------- */
+
+enum { EXPERTS = 3, R = 2, WIDTH = 4, HIDDEN = 5 };
+
+static float *read_all(const SafeFile *f, const char *name, size_t n)
+{
+    const SafeTensor *t = safetensors_find(f, name);
+    if (!t || t->end - t->begin != n * sizeof(float))
+        fail_msg("%s: %s", name, t ? safetensors_shape(t) : "is missing");
+    float *x = keep(n * sizeof *x);
+    safetensors_read(f, x, t, 0, n * sizeof *x);
+    return x;
+}
+
+/* Adds a tensor of whole numbers. */
+static void put_numbers(SafeFile *f, const char *name, size_t rows, size_t cols,
+                        bool (*is_zero)(size_t, size_t))
+{
+    float *x = keep(rows * cols * sizeof *x);
+    for (size_t i = 0; i < rows * cols; i++)
+        x[i] = is_zero && is_zero(i / cols, i % cols) ? 0 : (float)(i * 37 % 11) - 5;
+    assert_true(safetensors_write(f, safetensors_find(f, name), 0, x, rows * cols * sizeof *x));
+}
+
+static bool off_block(size_t row, size_t column)
+{
+    return row / HIDDEN != column / EXPERTS / R;
+}
+
+#define STACKED "layers.0.mlp.experts."
+
+/* ranks: of an expert's joined adapter of gate and up. */
+static SafeFile *write_stacked(size_t ranks, bool (*is_zero)(size_t, size_t))
+{
+    const struct {
+        const char *name;
+        size_t rows, cols;
+    } tensors[] = { { STACKED "base_layer.lora_A.weight", ranks * EXPERTS, WIDTH },
+                    { STACKED "base_layer.lora_B.weight", 2 * HIDDEN, ranks * EXPERTS },
+                    { STACKED "lora_A.weight", R * EXPERTS, HIDDEN },
+                    { STACKED "lora_B.weight", WIDTH, R * EXPERTS },
+                    { "q_proj.lora_A.weight", R, WIDTH } };
+    SafeFile *f = safetensors_new(text("%s/stacked.safetensors", root));
+    for (int i = 0; i < 5; i++)
+        safetensors_add(f, tensors[i].name, "F32", 2,
+                        (size_t[]){ tensors[i].rows, tensors[i].cols });
+    safetensors_lay_out(f);
+    safetensors_create(f);
+    for (int i = 0; i < 5; i++)
+        put_numbers(f, tensors[i].name, tensors[i].rows, tensors[i].cols, i == 1 ? is_zero : NULL);
+    safetensors_close(f);
+    return safetensors_open(text("%s/stacked.safetensors", root));
+}
+
+/* The product of an expert's B and A, by PEFT's definition: A is (E, ranks, cols), and B is
+ * (rows, ranks, E) [peft/tuners/lora/layer.py, ParamWrapper.get_delta_weight]. */
+static float product_of(const float *a, const float *b, size_t ranks, size_t cols, size_t e,
+                        size_t row, size_t c)
+{
+    float sum = 0;
+    for (size_t j = 0; j < ranks; j++)
+        sum += b[(row * ranks + j) * EXPERTS + e] * a[(e * ranks + j) * cols + c];
+    return sum;
+}
+
+/* Rows `first` and following of the product are that of the single adapter. */
+static void check_single(const SafeFile *f, size_t e, const char *module, const float *a,
+                         const float *b, size_t ranks, size_t first, size_t rows, size_t cols)
+{
+    const float *own_a = read_all(f, text(STACKED "%zu.%s.lora_A.weight", e, module), R * cols),
+                *own_b = read_all(f, text(STACKED "%zu.%s.lora_B.weight", e, module), rows * R);
+    for (size_t row = 0; row < rows; row++)
+        for (size_t c = 0; c < cols; c++) {
+            float sum = 0;
+            for (size_t j = 0; j < R; j++)
+                sum += own_b[row * R + j] * own_a[j * cols + c];
+            assert_true(sum == product_of(a, b, ranks, cols, e, first + row, c));
+        }
+}
+
+TEST(test_stacked_adapters)
+{
+    for (int fused = 0; fused < 2; fused++) {
+        const size_t ranks = R * (fused ? 2 : 1);
+        SafeFile *f = write_stacked(ranks, fused ? off_block : NULL);
+        const float *a = read_all(f, STACKED "base_layer.lora_A.weight", ranks * EXPERTS * WIDTH),
+                    *b = read_all(f, STACKED "base_layer.lora_B.weight",
+                                  2 * HIDDEN * ranks * EXPERTS),
+                    *down_a = read_all(f, STACKED "lora_A.weight", R * EXPERTS * HIDDEN),
+                    *down_b = read_all(f, STACKED "lora_B.weight", WIDTH * R * EXPERTS);
+        SafeFile *single = stacked_adapters(f, R, fused);
+        assert_true(f->count == 1 && safetensors_find(f, "q_proj.lora_A.weight"));
+        assert_int_equal(single->count, EXPERTS * 6);
+        for (size_t e = 0; e < EXPERTS; e++) {
+            check_single(single, e, "gate_proj", a, b, ranks, 0, HIDDEN, WIDTH);
+            check_single(single, e, "up_proj", a, b, ranks, HIDDEN, HIDDEN, WIDTH);
+            check_single(single, e, "down_proj", down_a, down_b, R, 0, WIDTH, HIDDEN);
+        }
+        assert_null(stacked_adapters(f, R, fused));
+        safetensors_close(single);
+        safetensors_close(f);
+        release();
+    }
+    SafeFile *f = write_stacked(2 * R, NULL);
+    DIES("base_layer.lora_B.weight connects gate_proj with the ranks of up_proj",
+         stacked_adapters(f, R, true));
+    DIES("lora_A.weight is 12 x 4 of F32; expected a multiple of 5", stacked_adapters(f, 5, false));
     safetensors_close(f);
 }
 
