@@ -511,8 +511,8 @@ void backend_quantize_scale(Tensor y, Tensor x)
 
 void backend_quantize_item_scales(Tensor y, Tensor x, int items)
 {
-    const Tensor first = tensor_item(x, 0, items);
     check_items(OPERATION, y, x, items);
+    const Tensor first = tensor_item(x, 0, items);
     if (is_fast_source(first))
         measure_items(OPERATION, tensor_item(y, 0, items), first, items);
     else
@@ -539,8 +539,8 @@ void backend_quantize_codes(Tensor y, Tensor x)
 
 void backend_quantize_item_codes(Tensor y, Tensor x, int items)
 {
-    const Tensor to = tensor_item(y, 0, items), from = tensor_item(x, 0, items);
     check_items(OPERATION, y, x, items);
+    const Tensor to = tensor_item(y, 0, items), from = tensor_item(x, 0, items);
     if (items == 1 || !(format_has_scales(y.format) || format_has_scales(x.format)))
         backend_quantize_codes(y, x);
     else if (format_is_fp8(y.format) && fast_rows(to, from) == from.rows)
