@@ -117,8 +117,8 @@ OP(matmul_dx_swiglu,
    PRODUCTS(dy.rows, dact.cols, dy.cols, dy))
 
 /* ---- experts */
-OP(route, (Routing r, Tensor logits, bool normalize), (r, logits, normalize), IN(logits),
-   ROUTING(r, WRITES))
+OP(route, (Routing r, Tensor logits, const float *bias, bool normalize),
+   (r, logits, bias, normalize), IN(logits), FLOATS(bias, 1, r.experts, READS), ROUTING(r, WRITES))
 OP(router_stats, (Tensor stats, Tensor logits, Routing r), (stats, logits, r), IN(logits),
    MEMORY(r.expert, sizeof(int) * assignments_of(r), READS), OUT(stats))
 OP(router_sum, (Tensor sums, Tensor stats, int experts, float factor),

@@ -39,6 +39,8 @@ class Setting(single.Configuration):
             self.micro = min(self.micro, BATCH // 4)        # of the first steps two ranks have a micro-batch each
             self.keys.update({"batch_size_warmup": "[2]", "device_train_microbatch_size": self.micro,
                               "device_eval_batch_size": self.micro})
+        if "model.num_experts" in self.keys:
+            self.keys["tiled_mlp_tokens"] = None
         self.draw_muon()
         self.meshes = [self.draw_mesh(), self.draw_mesh()]
         self.context = max(mesh["context"] * mesh["tensor"] for mesh in self.meshes)
@@ -83,7 +85,7 @@ class Setting(single.Configuration):
     def can_be_cut(self):
         """What model/config/check_tensor_ranks.c does not refuse: parts of these models have no whole groups of moments or blocks of NF4."""
         grouped = self.optimizer in ("adamw8bit", "muon") or self.recipe in ("fp8-lm", "coat-opt", "coat", "coat-lean")
-        return self.keys.get("model.n_kv_heads") != 1 and self.keys.get("model.attention_layer_norm") is not True and \
+        return "model.num_experts" not in self.keys and self.keys.get("model.n_kv_heads") != 1 and self.keys.get("model.attention_layer_norm") is not True and \
             not grouped and self.keys.get("lora.base") != "nf4" and self.keys["tiled_mlp_tokens"] is None
 
     def strategy_of(self, mesh, stages):
