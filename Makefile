@@ -137,7 +137,7 @@ $B/kernel_times.so: scripts/kernel_times.c
 	    -I$(CUDA_HOME)/include $< $(CUPTI) -Wl,-rpath,$(abspath $(dir $(CUPTI))),--disable-new-dtags -lpthread -ldl -o $@
 # Compiling a test takes longer than running its own code, except in tests that compute a lot themselves.
 $B/tests/test_%.c.o: CC_FLAGS += -O0
-$(patsubst %,$B/tests/test_%.c.o,attention coded_export experts_swiglu lora mesh rare_rows): CC_FLAGS += -O1
+$(patsubst %,$B/tests/test_%.c.o,attention coded_export context_ranks experts_swiglu lora mesh rare_rows): CC_FLAGS += -O1
 $B/%.c.o: %.c | check
 	@mkdir -p $(@D)
 	@echo "  CC    $<"
