@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/make_chat_shards.py: where answers begin and end in what a chat template writes, and templates that do not tell."""
+"""scripts/make_chat_shards.py: where answers begin and end in the rendered text, and templates that do not show it."""
 import os, re, shutil, sys, unittest
 
 sys.dont_write_bytecode = True
@@ -11,7 +11,8 @@ if not MISSING:
 
 class TemplateTest(Folder):
     def test_boundaries(self):
-        """A token that begins in the prompt is not learned; one that begins in the answer is, whatever offsets leave out."""
+        """A token that begins in the prompt is not learned. A token that begins in the answer is learned, whatever the
+        tokenizer's offsets leave out."""
         model = self.model("{% for m in messages %}{{ m.role + ':\n' + m.content }}"
                            "{{ '<|end|>' if m.role == 'assistant' else '\n' }}{% endfor %}"
                            "{{ 'assistant:\n' if add_generation_prompt }}", splits=False)
@@ -28,7 +29,8 @@ class TemplateTest(Folder):
         self.assertEqual(self.learned(model, output), ["\ntwo<|end|>", "<|end|>"])
 
     def test_turns_that_end_with_a_line(self):
-        """Space at the end of an answer is the answer's where no token ends the turn; a line's end is not to be named eos."""
+        """Space at the end of an answer belongs to the answer if no token ends the turn. A newline cannot be named as the eos
+        token."""
         model = self.model("{% for m in messages %}{{ m.role + ':' + m.content + '\n' }}{% endfor %}"
                            "{{ 'assistant:' if add_generation_prompt }}")
         output, printed = self.chat(model, self.write("x.jsonl", [{"prompt": "a", "completion": "two"}]))
@@ -38,7 +40,8 @@ class TemplateTest(Folder):
         self.assertNotIn("make it the eos_token", printed)
 
     def test_ends(self):
-        """A special token that ends answers may be named eos, if they do not all end with eos; a full stop may not."""
+        """A note suggests the special token that ends answers as the eos token, unless all answers end with eos. It never
+        suggests a full stop."""
         two = [{"prompt": "a", "completion": "b."}, {"prompt": "two", "completion": "b."}, {"prompt": "two", "completion": "c"}]
         file = self.write("x.jsonl", two)
         name = "1 with <|turn|> (1): if programs should stop at the second token, make it the eos_token in"
@@ -57,7 +60,7 @@ class TemplateTest(Folder):
                     self.assertIn(note, line)
 
     def test_prompt_without_its_end(self):
-        """A header in front of answers that the template does not ask with is told; one that is in the question is not."""
+        """A note tells of a header in front of answers that the generation prompt lacks."""
         loop = "{% for m in messages %}{{ '<' + m.role + '>' + m.content + '<|end|>' }}{% endfor %}"
         file = self.write("x.jsonl", [{"prompt": "a", "completion": "two"}])
         for template, learned, told in ((loop, "<assistant>two<|end|>", True),
@@ -70,7 +73,7 @@ class TemplateTest(Folder):
             self.assertEqual("adds nothing for add_generation_prompt: so the model also learns '<assistant>', which" in printed, told)
 
     def test_last_turns_that_differ(self):
-        """As OLMo 3 and Qwen 3 have them: another token at the end, thoughts."""
+        """Templates as in OLMo 3 and Qwen 3: another token at the end, thoughts."""
         head = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
         tail = "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
         olmo = "{{ m.content + (eos_token if loop.last and m.role == 'assistant' else '<|im_end|>\n') }}"
@@ -83,7 +86,8 @@ class TemplateTest(Folder):
             self.assertEqual(self.learned(model, self.chat(model, file)[0]), expected)
 
     def test_calls_of_tools_in_turns_that_differ(self):
-        """As in Qwen 3 and OLMo 3: calls follow the content; in the last turn thoughts precede it, or another token ends it."""
+        """As in Qwen 3 and OLMo 3: calls follow the content. In the last turn, thoughts precede the content, or another token
+        ends it."""
         turn = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}" \
                "{{ ('<think></think>' if THINKS and loop.last and m.role == 'assistant') ~ m.content }}" \
                "{% if m.tool_calls %}{{ '\n' if m.content }}<call>{{ m.tool_calls[0].function.name }}</call>{% endif %}" \
@@ -99,7 +103,7 @@ class TemplateTest(Folder):
             self.assertEqual(self.learned(olmo, self.chat(olmo, file)[0]), [expected, "a<|end|>"])
 
     def test_template_language(self):
-        """What published templates use; chat_template.jinja goes before tokenizer_config.json."""
+        """Features of published templates; chat_template.jinja takes precedence over tokenizer_config.json."""
         turn = "{%- for m in messages %}\n    {% if m.role == 'tool' %}{% break %}{% endif %}\n" \
                "{{- m.role + strftime_now('%%') + (tools | tojson if tools else '') }}\n" \
                "{%- if m.role == 'assistant' %}{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}{% endif %}" \
