@@ -28,7 +28,7 @@ QUESTIONS = {"name": "What is it?", "kind": "What kind is it?"}
 
 
 def read_names(path):
-    """[(code points, name, subgroup)] of the emoji that keyboards should show."""
+    """[(code points, name, subgroup)] of the emoji that the file calls fully-qualified."""
     found, kind = [], ""
     with open(path, encoding="utf-8") as file:
         for line in file:
@@ -104,8 +104,8 @@ def fitted(canvas, size):
 
 
 def moved(picture, draw):
-    """The picture, rotated by up to 15 degrees, scaled by 0.7 to 1.1 in each direction, moved by up to an eighth, with other
-    colours."""
+    """The picture, rotated by up to 15 degrees, scaled by 0.7 to 1.1 in each direction, and moved by up to an eighth, with
+    changed colours."""
     size = picture.width
     turned = picture.rotate(draw.uniform(-15, 15), Image.Resampling.BICUBIC, fillcolor="white")
     scale = [draw.uniform(0.7, 1.1) for _ in range(2)]
