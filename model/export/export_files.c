@@ -364,7 +364,7 @@ static void read_checked(Reading *r, size_t at, size_t n)
             die_of_value(r->x, r->e, r->values[i]);
 }
 
-/* Whether parts of one matrix share its scale. */
+/* Whether entries a and b are parts of one matrix that share a scale. */
 static bool same_view(const Export *x, const Entry *a, const Entry *b)
 {
     return a == b || (coded_shares(x->coded) && a->tensor.unit == b->tensor.unit &&

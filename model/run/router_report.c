@@ -7,7 +7,7 @@
 #include "kernels/runtime/error.h"
 #include "model/run/log.h"
 
-/* The sums of all ranks: (L + 1, 2E + 3), as in RouterLosses. The caller frees them. */
+/* Returns the sums over all ranks, (L + 1, 2E + 3), as in RouterLosses; the caller frees them. */
 static double *sums_of(const Stream *s)
 {
     const Tensor sums = s->router.sums;
@@ -51,7 +51,8 @@ json_t *router_report(const Run *r, bool detailed)
         double assignments = 0;
         for (int e = 0; e < E; e++)
             assignments += row[e], tokens += row[E + e];
-        for (int e = 0; e < E && assignments > 0; e++) { /* 0: backward ends above this block */
+        /* 0 assignments: backward ends above this block */
+        for (int e = 0; e < E && assignments > 0; e++) {
             largest = fmax(largest, row[e] / assignments);
             idle += row[e] == 0;
         }

@@ -1,12 +1,12 @@
-/* What a step reports about its routers. */
+/* Reports the routers of a step. */
 #pragma once
 #include <jansson.h>
 
 #include "model/run/run.h"
 
-/* Sums the statistics of all ranks, which must all call it after a step's micro-batches. Rank 0
- * gets the keys of metrics.jsonl, which the caller frees: losses of the router, mean entropy of its
- * probabilities, the largest share that an expert has of its block's assignments, the number of
- * experts without tokens. Blocks that backward does not reach are left out. detailed: the tokens of
- * each expert, too, a list per block. NULL: on other ranks, and without experts. */
+/* Sums the statistics of all ranks. All ranks must call this after a step's micro-batches. Returns
+ * the keys of metrics.jsonl on rank 0, which the caller frees: losses of the router, mean entropy
+ * of its probabilities, the largest share of an expert in its block's assignments, and the number
+ * of experts without tokens. Blocks that backward does not reach are left out. detailed: also the
+ * tokens of each expert, a list per block. Returns NULL on other ranks, and without experts. */
 json_t *router_report(const Run *r, bool detailed);

@@ -47,7 +47,7 @@ typedef enum {
 
 /* Format of the blocks' frozen matrices under adapters. */
 typedef enum {
-    BASE_AS_FROZEN, /* the format of all other frozen weights */
+    BASE_AS_FROZEN, /* the format of other frozen weights */
     BASE_E4M3,
     BASE_NF4
 } BaseFormat;
@@ -228,7 +228,7 @@ typedef enum {
 /* What is offloaded to the host. */
 typedef enum {
     HOST_NEVER, /* nothing */
-    HOST_AUTO,  /* only what does not fit on the device */
+    HOST_AUTO,  /* offload only what does not fit on the device */
     HOST_ALL    /* as much as possible */
 } HostUse;
 
