@@ -91,7 +91,7 @@ def name_thoughts(messages):
 
 class ChatTemplate:
     """files: tokenizer_files.load of the folder. now: the time that strftime_now gives the template, so that all conversations
-    have the same date; default: the current time. names: all words of the folder's templates; words: the words that are no keys;
+    have the same date; default: the current time. names: all words of the folder's templates; words: the words that are not keys;
     variables: the variables that the templates read. change: None, or a function that converts messages for the templates."""
 
     def __init__(self, folder, files, now=None):

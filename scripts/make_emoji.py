@@ -38,7 +38,7 @@ def read_names(path):
             if one and "skin tone" not in one[2]:
                 found.append(([int(code, 16) for code in one[1].split()], one[2].strip(), kind))
     if not found:
-        raise Bad(f"{path}: no line as \"1F600 ; fully-qualified # ... E1.0 grinning face\"; expected Unicode's emoji-test.txt")
+        raise Bad(f"{path}: no line such as \"1F600 ; fully-qualified # ... E1.0 grinning face\"; expected Unicode's emoji-test.txt")
     return found
 
 
@@ -80,7 +80,7 @@ class Folder:
             if re.fullmatch(r"[0-9A-Fa-f]{2,6}(-[0-9A-Fa-f]{2,6})*\.png", name):
                 self.files[key_of([int(code, 16) for code in name[:-4].split("-")])] = os.path.join(path, name)
         if not self.files:
-            raise Bad(f"{path}: no file as 1F600.png; expected pictures named by code points")
+            raise Bad(f"{path}: no file such as 1F600.png; expected pictures named by code points")
 
     def draw(self, codes):
         path = self.files.get(key_of(codes))

@@ -94,7 +94,7 @@ TEST(test_refused)
         { "  image_feature_size: 24\n  image_tokens: 4\n", "", "",
           "model.image_feature_size needs model.image_token_id" },
         { "  image_feature_size: 20\n  image_tokens: 4\n  image_token_id: 7\n", "", "",
-          "20 is no multiple of 8" },
+          "20 is not a multiple of 8" },
         { "  image_feature_size: 24\n  image_tokens: 4\n  image_token_id: 100\n", "", "",
           "model.image_token_id 100 is beyond the vocabulary: model.vocab_size is 100" },
         { SEEING "  norm_after: true\n  attention_layer_norm: true\n", "", "",

@@ -293,10 +293,10 @@ TEST(test_refused)
     shell(text("rm %s/trainer.json %s/optimizer*", base, base));
 
     shell(text("sed -i 's,%s,/tmp/nowhere/at-all,' %s", base, description));
-    DIES("base_model_name_or_path of adapter_config.json is no folder with a config.json: "
+    DIES("base_model_name_or_path of adapter_config.json is not a folder with a config.json: "
          "/tmp/nowhere/at-all",
          export_folder(folder, NULL, out, "BF16", CHECKPOINT_FILE_BYTES));
-    DIES(text("but --lora.base_path is no folder with a config.json: %s; give the base "
+    DIES(text("but --lora.base_path is not a folder with a config.json: %s; give the base "
               "model's folder: --lora.base_path=FOLDER",
               folder),
          export_folder(folder, folder, out, "BF16", CHECKPOINT_FILE_BYTES));

@@ -72,7 +72,7 @@ TEST(test_folder_is_not_overwritten)
         0);
     expect_output("--save_overwrite");
     assert_int_not_equal(train(1, "--max_duration=2 --save_folder=%s/once/config.yaml", folder), 0);
-    expect_output("once/config.yaml is no folder; give another --save_folder");
+    expect_output("once/config.yaml is not a folder; give another --save_folder");
 }
 
 /* Lines of a replaced run are deleted. A resumed run keeps every line except those that it writes
@@ -159,7 +159,7 @@ TEST(test_copied_alone)
                             i ? "--save_overwrite" : "--try_load_latest_save"),
                       1);
         expect_output(
-            "alone: step3 is no checkpoint, and the run might replace or delete it: move it");
+            "alone: step3 is not a checkpoint, and the run might replace or delete it: move it");
     }
     shell("cd %s/alone && rm -r step3 && find . -type f | sort | xargs cksum | cmp - ../sums",
           folder);

@@ -270,7 +270,7 @@ TEST(test_wrong_dtype)
 {
     char *paths[] = { "wide.npy" };
     write_tokens("odd.npy", "x", 1, 2, 100, 0);
-    assert_path_refused("odd.npy", "odd.npy has 201 bytes, which is no multiple of 2",
+    assert_path_refused("odd.npy", "odd.npy has 201 bytes, which is not a multiple of 2",
                         "data.memmap_dtype");
     write_tokens("wide.npy", "", 0, 4, 500, 40000);
     assert_path_refused("wide.npy", "wide.npy looks like 4-byte tokens", "memmap_dtype to uint32");
@@ -281,7 +281,7 @@ TEST(test_wrong_dtype)
     spec.itemsize = 4;
     assert_refused(&spec, "wide.npy: token 0 (counted from 0) is 6619236", "be uint16");
     write_tokens("wide.npy", "", 0, 2, 501, 100);
-    assert_refused(&spec, "1002 bytes, which is no multiple of 4", "(now uint32)");
+    assert_refused(&spec, "1002 bytes, which is not a multiple of 4", "(now uint32)");
 }
 
 /* Errors at the start of a file are found before reading. Later errors are found when their

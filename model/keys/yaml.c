@@ -214,7 +214,7 @@ static YamlNode *parse(const char *path, const char *text, const char *name)
             text ? name : message, words + strlen("error: "),
             strstr(words, "alias") ? "; quote a pattern that begins with *, as in '*.npy'" : "");
     if (!document)
-        die("%s: is empty or no YAML", name);
+        die("%s: is empty, or not YAML", name);
     if (second)
         die("%s: has several documents, expected one: remove the lines --- and the other documents",
             name);

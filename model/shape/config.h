@@ -331,7 +331,7 @@ typedef struct {
         LongDocuments long_documents;
         /* attention stays inside documents; always true with PACK_BEST_FIT */
         bool generate_doc_lengths;
-        bool mask_padding; /* the key generate_attention_mask: padding tokens are no targets */
+        bool mask_padding; /* the key generate_attention_mask: padding tokens are not targets */
         uint64_t seed;     /* data.seed if it is given, else seed */
         struct {
             int max_period, min_period, max_count;
