@@ -182,7 +182,6 @@ TEST(test_combinations)
     CHECK_MISTAKES(list);
 }
 
-/* Mistakes that take two lines or an argument. */
 /* Arguments that are refused with a complete file, and texts that the message must contain. */
 typedef struct {
     int world;
