@@ -267,7 +267,8 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", help="a conversation in JSON per line; also compressed; - for standard input")
     parser.add_argument("--model", required=True, help="folder with tokenizer.json and chat template")
-    parser.add_argument("--images", metavar="FEATURES", help="folder that make_image_features.py wrote for the pictures of these conversations")
+    parser.add_argument("--images", metavar="FEATURES",
+                        help="folder that make_image_features.py wrote for the pictures of these conversations")
     shards.add_arguments(parser)
     args = parser.parse_args(arguments)
     shards.check_arguments(args)
