@@ -31,7 +31,7 @@ def shown(value, most=60):
 
 
 def no_constant(name):
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def read_entry(line, where):

@@ -67,7 +67,7 @@ def routing(config):
 
 
 MODELS = {
-    # Llama-2: full multi-head attention, untied head. PEFT saves the name of every matrix
+    # Llama-2: full multi-head attention, untied head. With all-linear, PEFT saves the names of all adapted matrices
     "llama": Model("LlamaConfig", sizes(32, 48, 4, 4, 1e-5, rope_parameters=rope(10000.0)),
                    dict(r=4, lora_alpha=8, target_modules="all-linear")),
     # Llama-3.2: grouped queries, tied head, scaled rotary frequencies. One of the 8 wavelengths is kept (< 32/4),

@@ -162,7 +162,7 @@ static uint64_t read_tokens(int itemsize, const char *mask, bool metadata)
         for (int t = 0; t < 16; t++)
             demand(b.tokens[t] >= 0 && b.tokens[t] < VOCAB && b.targets[t] >= -1 &&
                        b.targets[t] < VOCAB,
-                   "a token is no token");
+                   "a token is outside the vocabulary");
         hash =
             hash_bytes(hash_bytes(hash, b.tokens, sizeof(int) * 16), b.targets, sizeof(int) * 16);
         hash = hash_bytes(hash, b.begins, 16);
@@ -205,10 +205,10 @@ static uint64_t hash_questions(void)
         hash = hash_bytes(hash_bytes(hash, &c->length, 4 * sizeof(int)), r.token + c->first,
                           sizeof(int) * (size_t)c->length);
         demand(c->scored > 0 && c->scored < c->length && c->length <= LENGTH + 1 && c->same <= i,
-               "a choice is none");
+               "a choice is invalid");
         for (int t = 0; t < c->length; t++)
             demand(r.token[c->first + (size_t)t] >= 0 && r.token[c->first + (size_t)t] < VOCAB,
-                   "a token is no token");
+                   "a token is outside the vocabulary");
     }
     requests_free(&r);
     return hash;

@@ -168,7 +168,7 @@ static int tensors_of_engine(const Run *r, const char *path)
                  t++)
                 ;
             if (t == r->store.num_tensors)
-                fail_msg("%s: %s is no tensor of the model", f->path, f->tensor[k].name);
+                fail_msg("%s: %s is not a tensor of the model", f->path, f->tensor[k].name);
         }
         safetensors_close(f);
     }

@@ -366,7 +366,7 @@ TEST(test_latest_is_none)
         open_small(&r);
         save(&r, 1);
         in_folder(&r, text("rm latest; %s", what[i]));
-        DIES("latest is no link to a checkpoint", checkpoint_latest(r.config.save_folder));
+        DIES("latest is not a link to a checkpoint", checkpoint_latest(r.config.save_folder));
         close_run(&r);
         release();
     }

@@ -83,8 +83,9 @@ static const Shape swiglu_shapes[] = {
 };
 // clang-format on
 
-/* silu' lies between -0.1 and 1.1. E, the error of the sigmoid: sigmoid_error of
- * test_fp8_operations.c, for a gate with its own error. */
+/* ref: silu(gate) * up. bound: its error bound, which uses that silu' lies between -0.1 and 1.1.
+ * off: error bounds of x, or NULL. E is twice the sigmoid_error of test_fp8_operations.c, because
+ * the gate has an error of its own. */
 static void swiglu_reference(double *ref, double *bound, const Shape *s, const double *x,
                              const double *off)
 {

@@ -123,7 +123,7 @@ class TextTest(Folder):
             self.assert_bad(self.text, ("--eos", "0", good, self.write(name, content)), *words)
         self.assert_bad(self.text, ("--eos", "0", self.write("a.txt", " ")), "no document with text")
         for eos in ("<|no|>", "400", "-1", "99999999999"):
-            self.assert_bad(self.text, (f"--eos={eos}", good), f"--eos {eos} is no token", "an id below")
+            self.assert_bad(self.text, (f"--eos={eos}", good), f"--eos {eos} is not a token", "an id below")
         self.assert_bad(self.text, ("--eos", "0", "--tokenizer", good, good), "good.txt: ", "expected a tokenizer.json")
 
 

@@ -134,7 +134,7 @@ TEST(test_copied_with_links)
                             i ? "--save_overwrite" : "--try_load_latest_save"),
                       1);
         expect_output(
-            "copied/latest is no link to a checkpoint (a copy that followed links?); delete it");
+            "copied/latest is not a link to a checkpoint (a copy that followed links?); delete it");
         assert_true(exists("copied/step2/trainer.json") && !exists("copied/.latest.tmp"));
     }
 }

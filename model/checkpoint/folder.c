@@ -40,7 +40,7 @@ char *folder_latest(const char *save_folder)
 {
     char *latest = xasprintf("%s/latest", save_folder), *name = pointer_read(latest);
     if (!name && file_exists(latest))
-        die("%s is no link to a checkpoint (a copy that followed links?); delete it, and start "
+        die("%s is not a link to a checkpoint (a copy that followed links?); delete it, and start "
             "with --load_path=%s/stepN",
             latest, save_folder);
     free(latest);

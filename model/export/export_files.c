@@ -477,7 +477,7 @@ void export_read(const Export *x, const char *name, float *values)
 void export_write_int4(Export *x, const char *name, const int8_t *codes, const float *scale)
 {
     Entry *e = find_entry(x, name);
-    CHECK(e->is_coded && x->coded.kind == CODED_INT4, "%s is no matrix in int4", name);
+    CHECK(e->is_coded && x->coded.kind == CODED_INT4, "%s is not a matrix in int4", name);
     const size_t n = numel(&e->tensor);
     void *out[CODED_TENSORS];
     open_chunks(out, x, e, n);

@@ -249,7 +249,7 @@ YamlNode *yaml_load(const char *path)
 {
     const char *end = strrchr(path, '.');
     if (end && strcmp(end, ".npy") == 0)
-        die("%s is no configuration file; tokens are given as --data.paths=%s", path, path);
+        die("%s is not a configuration file; tokens are given as --data.paths=%s", path, path);
     errno = 0;
     FILE *file = fopen(path, "rb");
     if (file)
