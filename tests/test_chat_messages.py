@@ -141,7 +141,7 @@ class MessagesTest(Folder):
                 ({"prompt": [QUESTION], "completion": 5}, ['"completion" is 5']),
                 ({"instruction": "q", "output": "a", "history": [["x"]]}, ['"history" is [["x"]]', "pairs"]),
                 ({"instruction": "q", "output": "a", "history": "x"}, ['"history" is "x"']),
-                ({"messages": None}, ['"messages" is null']), (answer(tool_calls=[null], content=float("nan")), ["NaN is no JSON"])]
+                ({"messages": None}, ['"messages" is null']), (answer(tool_calls=[null], content=float("nan")), ["NaN is not JSON"])]
         model = self.model(CHATML, TOKENS)
         for entry, words in bad:
             file = self.write("x.jsonl", [answer(), entry])

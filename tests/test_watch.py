@@ -238,7 +238,7 @@ class ServerTest(Folder):
             values = ", ".join(f'"{name}": {text}' for name in (LOSS, "quant/x0/0/error", "throughput/total_tokens"))
             self.append(f'{{"step": 3, {values}}}\n'.encode())
         self.append([{"step": 3, "quant/x0/1/error": 0.5}], self.other)
-        refuse = lambda name: self.fail(f"{name} is no JSON")
+        refuse = lambda name: self.fail(f"{name} is not JSON")
         first, second = json.loads(self.get("/data?have=")[1], parse_constant=refuse)["runs"]
         self.assertEqual((first["step"], first["tokens"], first["curves"]), (3, 2048, {LOSS: {"x": [1, 2], "y": [10, 5]}}))
         self.assertEqual(second["curves"], {"quant/x0/error": {"x": [3], "y": [0.5]}})
