@@ -37,10 +37,10 @@ TEST(test_damaged_headers)
         size_t data;
         const char *message;
     } bad[] = {
-        { "[1]", 0, "no JSON object" },
+        { "[1]", 0, "not a JSON object" },
         { "{\"a\":3}", 0, "tensor a" },
         { "{" ENTRY("a", "F32", "2", 0, 8) "," ENTRY("a", "F32", "2", 0, 8) "}", 8,
-          "no JSON object" },
+          "not a JSON object" },
         { "{" ENTRY("a", "F32", "2,3", 0, 23) "}", 23, "tensor a" },
         { "{" ENTRY("a", "F32", "-2,-3", 0, 24) "}", 24, "tensor a" },
         { "{" ENTRY("a", "F32", "9223372036854775807,2", 0, 8) "}", 8, "tensor a" },
