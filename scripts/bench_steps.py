@@ -18,6 +18,11 @@ import errors, in_step, metrics
 SEVEN = "configs/Llama-2-7B.yaml --model.max_sequence_length={} --device_train_microbatch_size={} --global_train_batch_size={}"
 EIGHT = "configs/Llama-3-8B.yaml --model.max_sequence_length={} --device_train_microbatch_size={} --global_train_batch_size={}" \
         " --data.generate_doc_lengths=false"
+THIRTY = "configs/Qwen3-30B-A3B-lora.yaml --load_path=null --data.label_mask_paths=[] --data.packing=concat " \
+         "--data.document_boundaries=eos --data.generate_doc_lengths=false --device_memory={} "
+ONE = " --global_train_batch_size=2"            # of the works 30B, a step has one micro-batch, or four in pretraining
+PRETRAIN = " --recipe=coat --lora.rank=null --format.master=null --format.moment1=null --format.moment2=null" \
+           " --device_train_microbatch_size=4 --global_train_batch_size=16 --model.n_layers={}"
 WORK = {        # number of ranks, and arguments; a step has 131,072 tokens per GPU
     "7B": (1, SEVEN.format(2048, 8, 64) + " --recipe=coat"),
     "7B-lean": (1, SEVEN.format(2048, 8, 64) + " --recipe=coat-lean"),
@@ -25,6 +30,11 @@ WORK = {        # number of ranks, and arguments; a step has 131,072 tokens per 
     "7B-documents": (1, SEVEN.format(4096, 4, 32) + " --recipe=coat --data.packing=best_fit --data.paths=[{documents}]"),
     "8B-32k": (1, EIGHT.format(32768, 1, 4) + " --recipe=coat-lean"),
     "8B-128k": (1, EIGHT.format(131072, 1, 1) + " --recipe=coat-lean --activations.keep=block"),
+    "30B-lora": (1, THIRTY.format(79) + ONE),
+    "30B-lora-experts": (1, THIRTY.format(79) + ONE + " --lora.base=nf4 --lora.target_modules=all-linear"),
+    "30B-lora-24GB": (1, THIRTY.format(23) + ONE + " --lora.base=nf4 --device_train_microbatch_size=1"),
+    "30B-4-layers": (1, THIRTY.format(79) + PRETRAIN.format(4)),
+    "30B-8-layers": (1, THIRTY.format(79) + PRETRAIN.format(8)),
     "7B-fsdp": (2, SEVEN.format(2048, 8, 128) + " --recipe=coat --fsdp.sharding_strategy=FULL_SHARD"),
 }
 TOKENS, VOCABULARY, EOS = 1 << 21, 32000, 2

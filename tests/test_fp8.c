@@ -13,7 +13,8 @@ static float amax_of(const double *x, size_t n)
     return amax;
 }
 
-/* The scale of a group: it maps the largest code <= a, in the binade of the largest codes, to a. */
+/* Returns the scale of a group: it maps the largest code <= a, in the binade of the largest codes,
+ * to a. */
 static uint8_t expected_byte(float a, DType d)
 {
     const double *code = fp8_table(d);
@@ -32,7 +33,7 @@ static uint8_t expected_byte(float a, DType d)
     return (uint8_t)(s < 254 ? s : 254);
 }
 
-/* The expected snapshot of `t`, from the values that were quantized. */
+/* Returns the expected snapshot of `t`, from the values that were quantized. */
 static uint8_t *expected_bytes(Tensor t, const double *x)
 {
     const size_t n = tensor_numel(t), codes = t.data_t ? 2 * n : n;
@@ -83,13 +84,14 @@ static void check_quantize(const char *what, Format f, Tensor x, bool transposed
     quantize(half, y);
     quantize(rounded, back);
     const double *exact = values(y), *got = values(back);
-    /* code times scale in F32, rounded again for BF16 */
+    /* code times scale in F32, for BF16 rounded again */
     for (size_t i = 0; i < tensor_numel(x); i++)
         assert_true(isnan(exact[i]) ? isnan(got[i]) : got[i] == (double)(float)exact[i]);
     check_same_bytes(text, tensor_snapshot(half), tensor_snapshot(rounded), tensor_bytes(half));
 }
 
-/* Rows of very different size, a row of zeros, one of numbers too small for any scale, ties. */
+/* Rows of very different sizes, a row of zeros, a row of numbers too small for any scale, and
+ * ties. */
 static void fill_hard(Tensor t)
 {
     float *x = keep(tensor_numel(t) * sizeof *x);
@@ -121,8 +123,8 @@ TEST(test_quantize)
             }
 }
 
-/* With the format's largest value in the tensor, S is 1 and codes are those of the numbers: every
- * BF16 value and every tie in range, and random floats. */
+/* If the tensor contains the format's largest value, S is 1 and the codes are those of the numbers:
+ * every BF16 value and every tie in range, and random floats. */
 TEST(test_rounding)
 {
     enum { N = 1 << 18 };
@@ -145,8 +147,8 @@ TEST(test_rounding)
     }
 }
 
-/* Maxima of groups: every exponent, all digits near changes of the code, the scale or both, and
- * random ones. */
+/* Maxima of groups: every exponent; all mantissas near values at which the code, the scale or both
+ * change; and random ones. */
 TEST(test_group_scales)
 {
     enum { COLS = 512, ROWS = 2048, GROUPS = COLS / 16 * ROWS };
@@ -168,7 +170,8 @@ TEST(test_group_scales)
     }
 }
 
-/* NaN stays and does not affect the scale; an infinity spoils all values that share its scale. */
+/* NaN stays NaN and does not affect the scale. An infinity spoils all values that share its
+ * scale. */
 TEST(test_not_finite)
 {
     for (int i = 0; i < FORMATS; i++) {
@@ -190,7 +193,7 @@ TEST(test_not_finite)
     }
 }
 
-/* From one FP8 format to another, and sums over FP8, through values. */
+/* Converts from one FP8 format to another, and sums FP8 values, by decoded values. */
 TEST(test_between_formats)
 {
     for (int i = 0; i < FORMATS; i++)
@@ -208,7 +211,7 @@ TEST(test_between_formats)
         }
 }
 
-/* The halves of quantize: a scale that stays, codes without rows or without a transpose, a
+/* The two halves of quantize: a given scale, codes without rows or without a transpose, and a
  * transpose of codes. */
 TEST(test_halves)
 {
@@ -239,8 +242,63 @@ TEST(test_halves)
     }
 }
 
-/* Transposing uses tiles, and a CUDA grid has at most 65,535 rows of them. The memory of such a
- * tensor is not accessed. */
+static void check_items(const char *what, Tensor y, Tensor x, int items)
+{
+    for (int i = 0; i < items; i++) {
+        const Tensor one = tensor_item(y, i, items);
+        check_same_bytes(what, tensor_snapshot(one),
+                         expected_bytes(one, values(tensor_item(x, i, items))), tensor_bytes(one));
+    }
+}
+
+/* Each item has the scale, codes and transposed codes that it has alone, in shapes with and without
+ * tiles of the CUDA back end. */
+TEST(test_items)
+{
+    static const int shapes[][3] = { { 5, 48, 80 }, { 3, 160, 64 }, { 4, 24, 36 }, { 6, 1, 4112 } };
+    for (int c = 0; c < 16; c++) {
+        const int *s = shapes[c / 4], items = s[0], rows = items * s[1], cols = s[2];
+        const size_t n = (size_t)rows * (size_t)cols;
+        Tensor x = make(c % 2 ? H : F, rows, cols),
+               y = make_transposed(formats[c / 2 % 2], rows, cols), back = make(F, rows, cols);
+        float *value = keep(n * sizeof *value);
+        y.scale = guarded(sizeof(float) * SCALE_FLOATS * (size_t)items);
+        for (size_t i = 0; i < n; i++)
+            value[i] = ldexpf(uniform(4, i, -1, 1), (int)(i / (n / (size_t)items)));
+        put(x, value);
+        TWICE(quantize_item_scales(y, x, items), y);
+        TWICE(quantize_item_codes(y, x, items), y);
+        check_items("rows and columns", y, x, items);
+        Tensor halves = y, row_codes = y, columns = y;
+        halves.data = row_codes.data = guarded(n), halves.data_t = columns.data_t = guarded(n);
+        row_codes.data_t = columns.data = NULL;
+        quantize_item_codes(row_codes, x, items);
+        quantize_item_codes(columns, x, items);
+        check_items("rows, then columns", halves, x, items);
+        halves.data_t = columns.data_t = guarded(n);
+        quantize_item_codes(columns, row_codes, items);
+        check_items("columns from rows", halves, x, items);
+        TWICE(quantize_item_codes(back, row_codes, items), back);
+        for (int i = 0; i < items; i++) {
+            const double *found = values(tensor_item(back, i, items)),
+                         *expected = values(tensor_item(row_codes, i, items));
+            for (size_t k = 0; k < n / (size_t)items; k++)
+                assert_true((float)found[k] == (float)expected[k]);
+        }
+        release();
+    }
+    Tensor x = make(F, 30, 16), y = make_transposed(formats[0], 30, 16),
+           groups = make(formats[2], 30, 16);
+    DIES("(30, 16) from (30, 16), of 7 items", quantize_item_codes(y, x, 7));
+    DIES("10 items of 3 x 8 elements; expected a multiple of 16 in each",
+         quantize_item_scales((Tensor){ .format = formats[0], .rows = 30, .cols = 8 },
+                              (Tensor){ .format = F, .rows = 30, .cols = 8 }, 10));
+    DIES("items of e4m3/16 from f32; expected no groups", quantize_item_codes(groups, x, 2));
+    release();
+}
+
+/* A transpose uses tiles, and a CUDA grid has at most 65,535 rows of tiles. The test does not
+ * access the memory of such a tensor. */
 TEST(test_too_many_rows)
 {
     if (on_cpu())

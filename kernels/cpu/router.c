@@ -36,7 +36,7 @@ static bool is_chosen(const int *expert, int chosen, int e)
     return false;
 }
 
-/* Sets `expert` to the top_k experts with the largest logits x. NOTE: these are different experts
+/* Sets `expert` to the top_k experts with the largest x. NOTE: these are different experts
  * even if logits are NaN. */
 static void choose(int *expert, const float *x, int top_k, int experts)
 {
@@ -49,8 +49,8 @@ static void choose(int *expert, const float *x, int top_k, int experts)
     }
 }
 
-/* Returns the sum of p over a token's experts, or 1 if weights are not normalized: the divisor of
- * the weights. */
+/* Returns the divisor of the weights: the sum of p over a token's experts, or 1 if weights are not
+ * normalized. */
 static double divisor(const double *p, const int *expert, int top_k, bool normalize)
 {
     double sum = 0;
@@ -77,15 +77,18 @@ static void place(Routing r)
     }
 }
 
-void backend_route(Routing r, Tensor logits, bool normalize)
+void backend_route(Routing r, Tensor logits, const float *bias, bool normalize)
 {
     check_route(r, logits);
     double *p = probabilities(r.experts);
+    float *score = cpu_scratch(1, (size_t)r.experts);
     for (int n = 0; n < r.tokens; n++) {
         const float *x = (const float *)logits.data + (size_t)n * (size_t)r.experts;
         int *expert = r.expert + (size_t)n * (size_t)r.top_k;
         softmax(p, x, r.experts);
-        choose(expert, x, r.top_k, r.experts);
+        for (int e = 0; e < r.experts && bias; e++)
+            score[e] = (float)p[e] + bias[e];
+        choose(expert, bias ? score : x, r.top_k, r.experts);
         const double sum = divisor(p, expert, r.top_k, normalize);
         for (int j = 0; j < r.top_k; j++)
             r.weight[n * r.top_k + j] = (float)(p[expert[j]] / sum);
@@ -119,7 +122,7 @@ void backend_router_stats(Tensor stats, Tensor logits, Routing r)
     }
 }
 
-/* dx += the gradient through the weights of a token, from the gradients dweight of its
+/* Adds to dx the gradient through the weights of a token, from the gradients dweight of its
  * assignments. */
 static void add_weights(double *dx, const double *p, const int *expert, const int *row,
                         const float *dweight, Routing r, bool normalize)
@@ -139,7 +142,7 @@ static void add_weights(double *dx, const double *p, const int *expert, const in
             dx[expert[j]] -= p[expert[j]] / sum * mean;
 }
 
-/* dx += the gradient of scale * sum over e of count[e] p[e]. */
+/* Adds to dx the gradient of scale times the sum over e of count[e] p[e]. */
 static void add_balance(double *dx, const double *p, const float *count, int experts, double scale)
 {
     double mean = 0;

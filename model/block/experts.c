@@ -1,5 +1,7 @@
 #include "model/block/experts.h"
 
+#include "kernels/runtime/device.h"
+
 static const Tensor NONE = { 0 };
 
 static const Experts *config_of(const Block *b)
@@ -29,7 +31,7 @@ static Tensor stats_of(const Block *b)
                      router_stats_width(config_of(b)->count));
 }
 
-/* Each context rank has a part of the tokens of each group. */
+/* Each context rank has some of the tokens of each group. */
 static void record_stats(const Block *b)
 {
     if (!b->a->router_stats)
@@ -39,7 +41,7 @@ static void record_stats(const Block *b)
         comm_all_reduce(stats_of(b), RANKS_CONTEXT);
 }
 
-/* The statistics of all blocks together. */
+/* Returns the statistics of all blocks together. */
 static void pool_stats(const Block *b)
 {
     if (!b->a->router_stats || !is_pooled(b))
@@ -50,7 +52,7 @@ static void pool_stats(const Block *b)
         accumulate(b->stream->router.pooled, stats_of(b));
 }
 
-/* Adds the statistics of the block, and its load-balancing loss, to those of the step. */
+/* Adds the statistics and the load-balancing loss of the block to the sums of the step. */
 static void report_stats(const Block *b)
 {
     const RouterLosses *r = &b->stream->router;
@@ -76,6 +78,23 @@ void experts_begin_step(Stream *s, int sequences)
                             : (float)(e->balance_coef * e->count / (tokens * tokens) * share /
                                       (pooled ? 1 : e->top_k * L));
     s->router.z = (float)(e->z_coef / (L * s->T * sequences));
+}
+
+/* ---- the router's bias ----------------------------------------------------------------------- */
+
+static const float *bias_of(const Block *b)
+{
+    const Tensor bias = b->stream->router.bias;
+    return bias.data ? tensor_rows(bias, b->a->layer, 1).data : NULL;
+}
+
+void experts_set_bias(Stream *s, const float *bias)
+{
+    const Tensor t = s->router.bias;
+    if (t.data && bias)
+        device_put(t.data, bias, tensor_bytes(t));
+    else if (t.data)
+        device_zero(t.data, tensor_bytes(t));
 }
 
 /* ---- linear layers of experts ---------------------------------------------------------------- */
@@ -119,7 +138,7 @@ static Branch forward_to_act(const Block *b)
     const Tensor h = branch_enter(b, &s), x = linear_rows(a->expert_x);
     const Tensor act = a->keep == KEEP_INPUTS ? linear_rows(a->swiglu_operand) : a->swiglu_operand;
     matmul(a->router_logits, h, b->w->router, NONE);
-    route(a->experts, a->router_logits, config_of(b)->normalize);
+    route(a->experts, a->router_logits, bias_of(b), config_of(b)->normalize);
     record_stats(b);
     experts_gather(x, h, NULL, a->experts);
     if (b->stream->recipe.forward == FROM_EXACT && !linear_has_adapter(&s.first))

@@ -47,7 +47,7 @@ typedef enum {
 
 /* Format of the blocks' frozen matrices under adapters. */
 typedef enum {
-    BASE_AS_FROZEN, /* the format of all other frozen weights */
+    BASE_AS_FROZEN, /* the format of other frozen weights */
     BASE_E4M3,
     BASE_NF4
 } BaseFormat;
@@ -106,6 +106,9 @@ typedef struct {
     double balance_coef, z_coef; /* factors of the router's losses */
     LayerTypes dense;            /* marked: the block has one MLP; no list: all have experts */
     int dense_width;             /* F of these blocks */
+    /* with a bias (RouterLosses.bias), how far a step moves it; 0: no bias [OLMo-core,
+     * MoERouterConfig.bias_gamma] */
+    double bias_gamma;
 } Experts;
 
 /* The architecture of a model, with its adapters. */
@@ -230,7 +233,7 @@ typedef enum {
 /* What is offloaded to the host. */
 typedef enum {
     HOST_NEVER, /* nothing */
-    HOST_AUTO,  /* only what does not fit on the device */
+    HOST_AUTO,  /* offload only what does not fit on the device */
     HOST_ALL    /* as much as possible */
 } HostUse;
 
@@ -333,7 +336,7 @@ typedef struct {
         LongDocuments long_documents;
         /* attention stays inside documents; always true with PACK_BEST_FIT */
         bool generate_doc_lengths;
-        bool mask_padding; /* the key generate_attention_mask: padding tokens are no targets */
+        bool mask_padding; /* the key generate_attention_mask: padding tokens are not targets */
         uint64_t seed;     /* data.seed if it is given, else seed */
         struct {
             int max_period, min_period, max_count;
