@@ -33,8 +33,8 @@ WORK = {        # number of ranks, and arguments; a step has 131,072 tokens per 
     "30B-lora": (1, THIRTY.format(79) + ONE),
     "30B-lora-experts": (1, THIRTY.format(79) + ONE + " --lora.base=nf4 --lora.target_modules=all-linear"),
     "30B-lora-24GB": (1, THIRTY.format(23) + ONE + " --lora.base=nf4 --device_train_microbatch_size=1"),
-    "30B-4-layers": (1, THIRTY.format(79) + PRETRAIN.format(4)),
-    "30B-8-layers": (1, THIRTY.format(79) + PRETRAIN.format(8)),
+    "30B-7-layers": (1, THIRTY.format(79) + PRETRAIN.format(7)),
+    "30B-13-layers": (1, THIRTY.format(79) + PRETRAIN.format(13)),
     "7B-fsdp": (2, SEVEN.format(2048, 8, 128) + " --recipe=coat --fsdp.sharding_strategy=FULL_SHARD"),
 }
 TOKENS, VOCABULARY, EOS = 1 << 21, 32000, 2
