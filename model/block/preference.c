@@ -82,8 +82,8 @@ static void weigh_pair(PairBuffers *p, const float *losses, float *weight, size_
                  end = at + (size_t)o.end;
     const Side c = sum_side(p, losses, begin, middle), r = sum_side(p, losses, middle, end);
     const double of_c = l->means ? fmax(c.labels, 1) : 1, of_r = l->means ? fmax(r.labels, 1) : 1;
-    const PairLoss f = l->loss((c.policy - c.reference) / of_c, (r.policy - r.reference) / of_r,
-                               &p->settings);
+    const PairLoss f =
+        l->loss((c.policy - c.reference) / of_c, (r.policy - r.reference) / of_r, &p->settings);
     /* cross entropy is minus the log-probability */
     set_weights(p, weight, begin, middle, p->sft_scale - f.chosen / of_c);
     set_weights(p, weight, middle, end, -f.rejected / of_r);

@@ -18,7 +18,8 @@ static void check_sequences(const Reader *r, const char *loss)
                "sides of a pair; use parallelism.shard, parallelism.replicate or "
                "parallelism.pipeline");
     if (c->data.num_mix > 0)
-        refuse(r, "preference.loss", loss, "does not support data.mix; list all pairs in data.paths");
+        refuse(r, "preference.loss", loss,
+               "does not support data.mix; list all pairs in data.paths");
     if (c->data.files.packing != PACK_BEST_FIT || c->data.files.boundaries != BOUNDARIES_METADATA)
         refuse(r, "preference.loss", loss,
                "needs --data.packing=best_fit and --data.document_boundaries=metadata, as in the "
@@ -26,8 +27,7 @@ static void check_sequences(const Reader *r, const char *loss)
     if (c->model.image.feature_size > 0)
         refuse(r, "preference.loss", loss, "does not support models with images");
     if (c->z_loss > 0)
-        refuse(r, "preference.loss", loss,
-               "has no z-loss; use --softmax_auxiliary_loss=false");
+        refuse(r, "preference.loss", loss, "has no z-loss; use --softmax_auxiliary_loss=false");
     if (c->length_warmup.steps > 0)
         refuse(r, "preference.loss", loss,
                "does not support sequence_length_warmup, which would cut pairs");

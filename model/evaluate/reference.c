@@ -129,7 +129,8 @@ bool reference_use(Loader *l, const Config *c, const char *folder, bool exact)
 
 void reference_missing(const Loader *l, const Config *c, const char *folder)
 {
-    char *path = reference_path(l, c, folder), *pattern = xasprintf("%s/logps-*.f32", folder), *there;
+    char *path = reference_path(l, c, folder), *pattern = xasprintf("%s/logps-*.f32", folder),
+         *there;
     glob_t found;
     FILE *f = xtext(&there);
     if (glob(pattern, 0, NULL, &found) == 0)

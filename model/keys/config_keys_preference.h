@@ -2,14 +2,15 @@
  * config_keys_rows.h. */
 #pragma once
 #define PREFERENCE_ROWS \
-    WORD("preference.loss", CHOICE, "none", \
-         WORDS({ "none", PREFERENCE_NONE }, { "dpo", PREFERENCE_DPO }, \
-               { "dpo_norm", PREFERENCE_DPO_NORM }, { "ipo", PREFERENCE_IPO }, \
-               { "simpo", PREFERENCE_SIMPO }, { "apo_zero", PREFERENCE_APO_ZERO }, \
-               { "cpo", PREFERENCE_CPO }, { "orpo", PREFERENCE_ORPO }), \
-         C(preference.kind), \
-         "loss of preference pairs, which scripts/make_pair_shards.py writes; the formulas are in " \
-         "model/shape/preference.c. none: cross entropy of all labels"), \
+    WORD( \
+        "preference.loss", CHOICE, "none", \
+        WORDS({ "none", PREFERENCE_NONE }, { "dpo", PREFERENCE_DPO }, \
+              { "dpo_norm", PREFERENCE_DPO_NORM }, { "ipo", PREFERENCE_IPO }, \
+              { "simpo", PREFERENCE_SIMPO }, { "apo_zero", PREFERENCE_APO_ZERO }, \
+              { "cpo", PREFERENCE_CPO }, { "orpo", PREFERENCE_ORPO }), \
+        C(preference.kind), \
+        "loss of preference pairs, which scripts/make_pair_shards.py writes; the formulas are in " \
+        "model/shape/preference.c. none: cross entropy of all labels"), \
         OPTION("preference.beta", DOUBLE, "null", 0, TINY, 1e6, C(preference.beta), \
                "factor of the difference of log-probabilities. Default: 0.1; dpo_norm: 5; simpo: " \
                "2"), \

@@ -105,12 +105,14 @@ static double loss_of_equals(const Preference *p)
 
 static void print_difference(const Run *r)
 {
-    const double *sum = r->pair_sums, sides = 2 * sum[PAIR_COUNT], mean = sum[PAIR_DIFFERENCE] / sides;
+    const double *sum = r->pair_sums, sides = 2 * sum[PAIR_COUNT],
+                 mean = sum[PAIR_DIFFERENCE] / sides;
     const Preference *p = &r->config->preference;
-    printf("step 1: the loss of pairs is %+.3g above that of equal models; policy - reference: mean "
-           "%.3g,\n  standard deviation %.3g (log-probability of a side)\n",
-           sum[PAIR_LOSS] / sum[PAIR_COUNT] - loss_of_equals(p), mean,
-           sqrt(fmax(sum[PAIR_SQUARE] / sides - mean * mean, 0)));
+    printf(
+        "step 1: the loss of pairs is %+.3g above that of equal models; policy - reference: mean "
+        "%.3g,\n  standard deviation %.3g (log-probability of a side)\n",
+        sum[PAIR_LOSS] / sum[PAIR_COUNT] - loss_of_equals(p), mean,
+        sqrt(fmax(sum[PAIR_SQUARE] / sides - mean * mean, 0)));
 }
 
 double pairs_step(Run *r)
