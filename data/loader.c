@@ -509,8 +509,11 @@ void loader_limit(Loader *l, uint64_t steps)
 
 void loader_use_scores(Loader *l, const float *scores)
 {
+    Instances *instances = &l->sources.source[0].instances;
     stop_thread(l);
-    l->sources.source[0].instances.scores = scores;
+    if (instances->scores)
+        unmap_file(instances->scores);
+    instances->scores = scores;
 }
 
 void loader_put_scores(const Loader *l, const Batch *b, int sequence, float *scores,
@@ -527,7 +530,7 @@ LoaderState loader_state(const Loader *l)
 
 void loader_close(Loader *l)
 {
-    stop_thread(l);
+    loader_use_scores(l, NULL);
     pthread_mutex_destroy(&l->mutex);
     pthread_cond_destroy(&l->changed);
     for (int i = 0; i < ENTRIES; i++)

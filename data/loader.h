@@ -74,7 +74,8 @@ void loader_limit(Loader *l, uint64_t steps);
 /* Scores are numbers of all tokens, in the order of the files (loader_tokens), for example
  * log-probabilities under a reference model. The following two functions need best_fit and no
  * mixture. */
-/* Further batches get these scores (Batch.scores), which must stay valid; NULL: no more scores. */
+/* Further batches get these scores (Batch.scores), a file mapped by map.h, which the loader unmaps.
+ * NULL: no more scores. */
 void loader_use_scores(Loader *l, const float *scores);
 /* Copies the scores of the targets of a sequence of b, `row` (T), to the places of their tokens in
  * `scores` (loader_tokens). */

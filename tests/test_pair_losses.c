@@ -14,21 +14,19 @@ static double formula(PreferenceKind kind, double c, double r, double b, double 
 {
     const double m = b * (c - r) - g, dpo = -(1 - e) * log(s(m)) - e * log(s(-m));
     switch (kind) {
-    case PREFERENCE_IPO:
-        return pow(c - r - 1 / (2 * b), 2);
-    case PREFERENCE_APO_ZERO:
-        return 1 - s(b * c) + s(b * r);
+    case PREFERENCE_IPO: return pow(c - r - 1 / (2 * b), 2);
+    case PREFERENCE_APO_ZERO: return 1 - s(b * c) + s(b * r);
     case PREFERENCE_ORPO:
         return -b * log(s(log(exp(c) / (1 - exp(c))) - log(exp(r) / (1 - exp(r)))));
-    default:
-        return dpo;
+    default: return dpo;
     }
 }
 
 static Preference settings(PreferenceKind kind)
 {
     const PreferenceLoss *l = preference_loss(kind);
-    return (Preference){ kind, 0.7, kind == PREFERENCE_SIMPO ? 0.4 : 0, l->smooths ? 0.2 : 0, 0, 0 };
+    return (
+        Preference){ kind, 0.7, kind == PREFERENCE_SIMPO ? 0.4 : 0, l->smooths ? 0.2 : 0, 0, 0 };
 }
 
 /* Log-probabilities below 0, as ORPO needs. Rounding of formulas: 1e-13. A difference with h = 1e-5

@@ -12,8 +12,8 @@ char *reference_folder(const Config *c);
 /* The path of the file for the model of load_path and the loader's data; malloc'ed. */
 char *reference_path(const Loader *l, const Config *c, const char *folder);
 
-/* Maps the file with the log-probabilities of the loader's data and makes the loader use them. The
- * file must stay mapped while the loader is used. exact: the file must be of the model in load_path.
+/* Maps the file with the log-probabilities of the loader's data and makes the loader use them.
+ * exact: the file must be of the model in load_path.
  * Otherwise, if there is none, the file may be of any model, if it is the only one for this recipe
  * and these data: the run may have begun with a model that does not exist any more. Returns false
  * if there is no such file. All ranks must call this. */
