@@ -80,10 +80,13 @@ class PreferenceTest(unittest.TestCase):
 
     def assert_close(self, found, expected, what):
         """Sums of float32 log-probabilities are about 100 with errors of 1e-5; rewards are beta times such sums, and beta is at
-        most 5. Later steps carry the error of earlier ones."""
+        most 5. Later steps carry the error of earlier ones. Rounding decides whether the equal sides count as accurate,
+        and at step 1 all pairs."""
         for name in NAMES:
             for step, (a, b) in enumerate(zip(found[name], expected[name], strict=True), 1):
                 bound = 1e-4 * max(1, abs(b))
+                if name == "rewards/accuracies":
+                    bound = 1 if step == 1 else 1 / 8
                 self.assertLessEqual(abs(a - b), bound, f"{what}, step {step}: {name} is {a}, expected {b}")
 
     def test_trl(self):

@@ -39,12 +39,13 @@ typedef struct {
 
 static Side sum_side(const PairBuffers *p, const float *losses, size_t begin, size_t end)
 {
+    const bool subtracts = preference_loss(p->settings.kind)->reference;
     Side s = { 0 };
     for (size_t t = begin; t < end; t++)
         if (p->targets[t] >= 0) {
             s.labels++;
             s.policy -= losses[t];
-            s.reference += p->reference ? p->reference[t] : 0;
+            s.reference += subtracts ? p->reference[t] : 0;
         }
     return s;
 }

@@ -235,7 +235,7 @@ typedef enum {
 
 /* Host memory of preference pairs, (B, T), in the order of the tokens. */
 typedef struct {
-    /* log-probability of each target under the reference model; NULL: the loss has no reference */
+    /* log-probability of each target under the reference model; not read if the loss has none */
     const float *reference;
     double sft_scale; /* sft_weight x pairs / chosen labels of the global batch */
     bool given;       /* the batch has pairs */
