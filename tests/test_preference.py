@@ -48,9 +48,10 @@ class PreferenceTest(unittest.TestCase):
     def tearDownClass(cls):
         shutil.rmtree(cls.top)
 
-    def call(self, settings, ranks=1, fails=False):
+    def call(self, settings, ranks=1, fails=False, config=None):
         """Runs ./train; what it printed."""
-        command = [*LAUNCH, "-n", str(ranks), TRAIN, *(f"--{key}={value}" for key, value in settings.items())]
+        command = [*LAUNCH, "-n", str(ranks), TRAIN, *([config] if config else []),
+                   *(f"--{key}={value}" for key, value in settings.items())]
         done = subprocess.run(command, cwd=self.top, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.assertEqual(done.returncode != 0, fails, done.stdout)
         return done.stdout
@@ -127,6 +128,17 @@ class PreferenceTest(unittest.TestCase):
             self.assertAlmostEqual(expected["preference/loss"][0], math.log(2), 6)
             self.assertLess(expected["preference/loss"][-1], math.log(2) - 1e-3)
 
+    def test_recipes(self):
+        """FP8 gradients of the head have weights, too: the gradient's norm is that of float32 within 1/8, the rounding error of
+        E5M2."""
+        expected = self.train(self.settings("dpo"))
+        for recipe in ("bf16", "coat"):
+            found = self.train(self.settings("dpo", recipe=recipe))
+            self.assertAlmostEqual(found["preference/loss"][0], math.log(2), 2, recipe)
+            ratio = found["optim/total_grad_norm"][0] / expected["optim/total_grad_norm"][0]
+            self.assertLess(abs(ratio - 1), 1 / 8, recipe)
+            self.assertLess(found["preference/loss"][-1], 0.5, recipe)
+
     def test_score(self):
         """Log-probabilities by --score, on two ranks; which runs may use them."""
         expected = self.train(self.settings("dpo"))
@@ -154,19 +166,26 @@ class PreferenceTest(unittest.TestCase):
             self.assertIn(os.path.basename(path), printed)
 
     def test_evaluator(self):
-        """All pairs as held-out pairs: the metrics of the next step. --eval_only gives the same."""
+        """All pairs as held-out pairs: the metrics of the next step. --eval_only gives the same, and so does the run's own
+        configuration."""
         settings = self.settings("ipo", save_interval=2, eval_interval=2)
         config = os.path.join(self.top, "evaluators.yaml")
         with open(config, "w") as file:
             file.write("evaluators:\n- {label: held, type: preference, data: " + files_of(self.data["pairs"]) + "}\n")
-        command = [*LAUNCH, "-n", "2", TRAIN, config, *(f"--{key}={value}" for key, value in settings.items())]
-        done = subprocess.run(command, cwd=self.top, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        self.assertEqual(done.returncode, 0, done.stdout)
+        self.call(settings, 2, config=config)
         lines = self.metrics(settings)
         step = next(line for line in lines if line["step"] == 3 and NAMES[0] in line)
         held = next(line for line in lines if line["step"] == 2 and "eval/held/preference/loss" in line)
         for name in NAMES[:1] + NAMES[2:]:
             self.assertAlmostEqual(held["eval/held/" + name], step[name], 4, name)
+        folder = settings["save_folder"]
+        again = {"eval_only": "true", "load_path": folder + "/step2", "save_folder": os.path.join(self.top, "evaluated")}
+        self.assertIn("needs the log-probabilities", self.call(again, 2, fails=True, config=folder + "/config.yaml"))
+        self.call({**again, "preference.reference": folder + "/reference"}, 2, config=folder + "/config.yaml")
+        with open(os.path.join(self.top, "evaluated/eval.jsonl")) as file:
+            found = json.loads(file.readlines()[-1])
+        for name in NAMES[:1] + NAMES[2:]:
+            self.assertEqual(found["eval/held/" + name], held["eval/held/" + name], name)
 
     def test_refused(self):
         for more, *words in (({"preference.loss": "hinge"}, "hinge", "apo_zero"),

@@ -39,8 +39,8 @@ static void check_ignored(Reader *r, const PreferenceLoss *l)
     if (p->label_smoothing > 0 && !l->smooths)
         die("%s: preference.loss %s has no label smoothing; use --preference.label_smoothing=0",
             reader_where(r, "preference.label_smoothing"), l->name);
-    if (p->gamma >= 0 && p->kind != PREFERENCE_SIMPO)
-        die("%s: only preference.loss simpo has a margin; use --preference.gamma=null",
+    if (p->gamma > 0 && p->kind != PREFERENCE_SIMPO)
+        die("%s: only preference.loss simpo has a margin; use --preference.gamma=0",
             reader_where(r, "preference.gamma"));
     if (p->reference && !l->reference && !r->s->c.score)
         reader_note(r, "preference.reference (preference.loss %s has no reference model)", l->name);
