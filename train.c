@@ -173,6 +173,7 @@ static StepStats train_step(Run *r, double labels)
     double max_norm = schedule_max_grad_norm(c, s->step, s->tokens);
     if (labels == 0) /* without labels there is no mean */
         loss = (Losses){ NAN, NAN };
+    double *routed = router_sums(&r->model.text);
     StepStats t = { .step = s->step,
                     .tokens = s->tokens,
                     .share = r->batch.share,
@@ -188,7 +189,8 @@ static StepStats train_step(Run *r, double labels)
                     .finite =
                         (labels == 0 || isfinite(pairs ? pair_loss : loss.loss)) && isfinite(norm),
                     .scores = { NAN, NAN },
-                    .router = router_report(r, is_due(s->step, c->console_log_interval)) };
+                    .router = router_report(&r->model.text, routed,
+                                            is_due(s->step, c->console_log_interval)) };
     if (t.finite && labels > 0)
         t.scores = spikes_add(&s->spikes, t.loss, t.grad_norm);
     t.spike = spikes_exceed(t.scores);
@@ -197,7 +199,9 @@ static StepStats train_step(Run *r, double labels)
         watchdog_mark("the optimizer", -1);
         telemetry_write(r->telemetry, t.clip);
         optimizer_step(&r->store, c, s->step, t.lr, t.clip);
+        router_move_bias(&r->model.text, s, routed);
     }
+    free(routed);
     return t;
 }
 

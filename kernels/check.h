@@ -27,6 +27,9 @@ void check_plain(const char *op, const char *name, Tensor t);
  * scale. */
 void check_quantized(Tensor y, Tensor x);
 
+/* Checks the arguments of quantize_item_scales and quantize_item_codes. */
+void check_items(const char *op, Tensor y, Tensor x, int items);
+
 /* Check the output of quantize_scale, the arguments of expand_operand, and the argument of
  * find_not_finite. */
 void check_scaled(Tensor y);

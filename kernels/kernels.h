@@ -42,6 +42,10 @@ void quantize_scale_from(Tensor y, const float *amax);
  * NULL copy is not written. y may have more rows than x, because FP8 GEMMs of GPUs need multiples
  * of 16; these rows become 0. */
 void quantize_codes(Tensor y, Tensor x);
+/* As quantize_scale and quantize_codes, for `items` equal matrices at once, one below the other
+ * (tensor_item): y and x have the same shape, and the scale of y is not reused. */
+void quantize_item_scales(Tensor y, Tensor x, int items);
+void quantize_item_codes(Tensor y, Tensor x, int items);
 /* Both halves in one call, for a y whose scale is reused (scale_is_reused). */
 void quantize_in_range(Tensor y, Tensor x);
 

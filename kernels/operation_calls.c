@@ -161,9 +161,9 @@ static double symmetric_columns(Tensor y)
         MEMORY((r).row, sizeof(int) * assignments_of(r), how), \
         MEMORY((r).assignment, sizeof(int) * rows_of(r), how), \
         MEMORY((r).first, sizeof(int) * ((size_t)(r).experts + 1), how)
-/* The scales of all items of w; IN names only the first. */
-#define ITEM_SCALES(w, r) \
-    MEMORY((w).scale, sizeof(float) * SCALE_FLOATS * (size_t)(r).experts, READS)
+/* The scales of all items of a tensor without groups; IN and OUT name only the first. */
+#define ITEM_SCALES(t, items, how) \
+    MEMORY((t).scale, sizeof(float) * SCALE_FLOATS * (size_t)(items), how)
 #define ANGLES(a) FLOATS((a).rope, (a).T, (a).D, READS)
 #define QK_STATS(p, qkv, qnorm, a, how) FLOATS(p, (qkv).rows, qk_stats(qnorm, a), how)
 #define STARTS(docs) memory((docs).start, ((size_t)(docs).count + 1) * sizeof(int), READS)

@@ -14,6 +14,10 @@ OP(quantize_scale, (Tensor y, Tensor x), (y, x), IN(x), SCALE(y))
 OP(quantize_scale_from, (Tensor y, const float *amax), (y, amax), MEMORY(amax, sizeof *amax, READS),
    SCALE(y))
 OP(quantize_codes, (Tensor y, Tensor x), (y, x), IN(x), OUT_AS_SCALED(y))
+OP(quantize_item_scales, (Tensor y, Tensor x, int items), (y, x, items), IN(x),
+   ITEM_SCALES(x, items, READS), ITEM_SCALES(y, items, WRITES))
+OP(quantize_item_codes, (Tensor y, Tensor x, int items), (y, x, items), IN(x),
+   ITEM_SCALES(x, items, READS), OUT_AS_SCALED(y), ITEM_SCALES(y, items, READS))
 OP(quantize_in_range, (Tensor y, Tensor x), (y, x), IN(x), OUT(y))
 OP(expand_operand, (Tensor y, Tensor x), (y, x), IN(x), OUT(y), TRANSPOSED(x, WRITES))
 OP(init_normal, (Tensor w, float std, float cutoff, uint64_t seed, uint64_t first),
@@ -113,8 +117,8 @@ OP(matmul_dx_swiglu,
    PRODUCTS(dy.rows, dact.cols, dy.cols, dy))
 
 /* ---- experts */
-OP(route, (Routing r, Tensor logits, bool normalize), (r, logits, normalize), IN(logits),
-   ROUTING(r, WRITES))
+OP(route, (Routing r, Tensor logits, const float *bias, bool normalize),
+   (r, logits, bias, normalize), IN(logits), FLOATS(bias, 1, r.experts, READS), ROUTING(r, WRITES))
 OP(router_stats, (Tensor stats, Tensor logits, Routing r), (stats, logits, r), IN(logits),
    MEMORY(r.expert, sizeof(int) * assignments_of(r), READS), OUT(stats))
 OP(router_sum, (Tensor sums, Tensor stats, int experts, float factor),
@@ -132,9 +136,10 @@ OP(experts_gather_again, (Tensor y, Tensor x, Routing r), (y, x, r), IN(x), ROWS
 OP(experts_sum, (Tensor y, Tensor x, Tensor add, Routing r), (y, x, add, r), IN(x), IN(add),
    MEMORY(r.row, sizeof(int) * assignments_of(r), READS), OUT(y))
 OP(experts_matmul, (Tensor y, Tensor x, Tensor w, Routing r), (y, x, w, r), IN(x), IN(w),
-   ITEM_SCALES(w, r), ROWS(r), OUT(y), PRODUCTS(assignments_of(r), w.rows / r.experts, x.cols, x))
+   ITEM_SCALES(w, r.experts, READS), ROWS(r), OUT(y),
+   PRODUCTS(assignments_of(r), w.rows / r.experts, x.cols, x))
 OP(experts_matmul_dx, (Tensor dx, Tensor dy, Tensor w, Routing r), (dx, dy, w, r), IN(dy),
-   IN_TRANSPOSED(w), ITEM_SCALES(w, r), ROWS(r), OUT(dx),
+   IN_TRANSPOSED(w), ITEM_SCALES(w, r.experts, READS), ROWS(r), OUT(dx),
    PRODUCTS(assignments_of(r), dx.cols, dy.cols, dy))
 OP(experts_matmul_dw, (Tensor dw, Tensor dy, Tensor x, Routing r), (dw, dy, x, r),
    IN_TRANSPOSED_IF(dw.data, dy), IN_TRANSPOSED_IF(dw.data, x), ROWS(r), SUM(dw),
@@ -142,8 +147,9 @@ OP(experts_matmul_dw, (Tensor dw, Tensor dy, Tensor x, Routing r), (dw, dy, x, r
 OP(experts_swiglu, (Tensor act, Tensor gate_up, Tensor wide, Routing r, ForwardSource from),
    (act, gate_up, wide, r, from), IN(wide), ROWS(r), WEIGHTS(r), OUT(gate_up), OUT(act))
 OP(experts_matmul_swiglu, (Tensor act, Tensor gate_up, Tensor wide, Tensor x, Tensor w, Routing r),
-   (act, gate_up, wide, x, w, r), IN(x), IN(w), ITEM_SCALES(w, r), ROWS(r), WEIGHTS(r), OUT(wide),
-   OUT(gate_up), OUT(act), PRODUCTS(assignments_of(r), w.rows / r.experts, x.cols, x))
+   (act, gate_up, wide, x, w, r), IN(x), IN(w), ITEM_SCALES(w, r.experts, READS), ROWS(r),
+   WEIGHTS(r), OUT(wide), OUT(gate_up), OUT(act),
+   PRODUCTS(assignments_of(r), w.rows / r.experts, x.cols, x))
 OP(experts_swiglu_backward,
    (Tensor dgate_up, Tensor act, float *dweight, Tensor dact, Tensor gate_up, Routing r),
    (dgate_up, act, dweight, dact, gate_up, r), IN(dact), IN(gate_up), ROWS(r), WEIGHTS(r),
@@ -151,9 +157,9 @@ OP(experts_swiglu_backward,
 OP(experts_matmul_dx_swiglu,
    (Tensor dgate_up, Tensor act, float *dweight, Tensor dact, Tensor dy, Tensor w, Tensor gate_up,
     Routing r),
-   (dgate_up, act, dweight, dact, dy, w, gate_up, r), IN(dy), IN_TRANSPOSED(w), ITEM_SCALES(w, r),
-   IN(gate_up), ROWS(r), WEIGHTS(r), OUT(dact), OUT_AS_SCALED(act),
-   FLOATS(dweight, rows_of(r), 1, WRITES), OUT(dgate_up),
+   (dgate_up, act, dweight, dact, dy, w, gate_up, r), IN(dy), IN_TRANSPOSED(w),
+   ITEM_SCALES(w, r.experts, READS), IN(gate_up), ROWS(r), WEIGHTS(r), OUT(dact),
+   OUT_AS_SCALED(act), FLOATS(dweight, rows_of(r), 1, WRITES), OUT(dgate_up),
    PRODUCTS(assignments_of(r), dact.cols, dy.cols, dy))
 
 /* ---- loss */

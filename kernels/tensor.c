@@ -163,3 +163,13 @@ Tensor tensor_rows(Tensor t, int first, int rows)
     t.rows = rows;
     return t;
 }
+
+Tensor tensor_item(Tensor t, int item, int items)
+{
+    t.rows /= items;
+    const size_t first = (size_t)item * tensor_numel(t);
+    t.data = t.data ? (char *)t.data + first * dtype_size(t.format.dtype) : NULL;
+    t.data_t = t.data_t ? (char *)t.data_t + first : NULL;
+    t.scale = t.scale ? (float *)t.scale + SCALE_FLOATS * item : NULL;
+    return t;
+}

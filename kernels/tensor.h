@@ -72,6 +72,11 @@ Tensor tensor_flat(Tensor t, size_t n);
 /* A view of some rows. If t is FP8 with one scale, the view has no data_t. */
 Tensor tensor_rows(Tensor t, int first, int rows);
 
+/* Item number `item` of a tensor of `items` equal matrices, one below the other. If the tensor is FP8
+ * without groups, each matrix has its own scale, SCALE_FLOATS floats apart, and its own transposed
+ * codes. */
+Tensor tensor_item(Tensor t, int item, int items);
+
 bool tensor_exists(Tensor t); /* true if the tensor has data or data_t */
 bool format_equal(Format a, Format b);
 bool format_is_fp8(Format f);      /* E4M3 or E5M2 */

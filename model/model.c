@@ -39,6 +39,7 @@ void model_alloc(Model *m, ParamStore *store, const Config *c)
     model_place_tensors(m, store, c);
     offload_alloc(m);
     fill_rope(&m->text);
+    experts_set_bias(&m->text, NULL);
 }
 
 /* Addresses without memory. They are farther apart than the size of any memory. */

@@ -11,7 +11,7 @@ byte for byte. The image token is added to the tokenizer, unless it has one. If 
 get a row of zeros. The projector is drawn at random, by --seed, with the standard deviation of PyTorch's linear layers. Needs
 numpy.
 """
-import argparse, json, os, shutil, struct, sys
+import argparse, os, shutil, sys
 
 try:
     import numpy as np
@@ -20,79 +20,11 @@ except ImportError as problem:
 
 import errors
 from errors import Bad
+from model_folder import Tensor, copy_others, read_files, read_json, write_json, write_weights
 
-CHUNK = 1 << 24
 KINDS = {"clip": "clip_vision_model", "siglip": "siglip_vision_model"}
 IMAGES = ("preprocessor_config.json", "processor_config.json")
 ENDS = ("embed_tokens.weight", "lm_head.weight")        # tensors with a row for each token
-
-
-def read_json(folder, name, missing=None):
-    path = os.path.join(folder, name)
-    if missing is not None and not os.path.exists(path):
-        return missing
-    try:
-        with open(path, encoding="utf-8") as file:
-            return json.load(file)
-    except ValueError as problem:
-        raise Bad(f"{path}: {problem}; expected JSON")
-
-
-def write_json(folder, name, value):
-    with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
-        json.dump(value, file, indent=2, ensure_ascii=False)
-
-
-# ---- tensors -------------------------------------------------------------------------------------------------------------------
-
-class Tensor:
-    """A tensor: dtype, shape, and its bytes: `count` bytes of a file from `at` on, then `tail`."""
-
-    def __init__(self, dtype, shape, path=None, at=0, count=0, tail=b""):
-        self.dtype, self.shape, self.path, self.at, self.count, self.tail = dtype, shape, path, at, count, tail
-
-    def pieces(self):
-        if self.count:
-            with open(self.path, "rb") as file:
-                file.seek(self.at)
-                left = self.count
-                while left:
-                    data = file.read(min(left, CHUNK))
-                    left -= len(data)
-                    yield data
-        yield self.tail
-
-
-def read_files(folder):
-    """[{name: Tensor}] of each file of weights."""
-    index = read_json(folder, "model.safetensors.index.json", {"weight_map": {"": "model.safetensors"}})
-    files = []
-    for name in sorted(set(index["weight_map"].values())):
-        path, found = os.path.join(folder, name), {}
-        with open(path, "rb") as file:
-            length, = struct.unpack("<Q", file.read(8))
-            for key, one in json.loads(file.read(length)).items():
-                if key != "__metadata__":
-                    begin, end = one["data_offsets"]
-                    found[key] = Tensor(one["dtype"], one["shape"], path, 8 + length + begin, end - begin)
-        files.append(found)
-    return files
-
-
-def write_file(path, tensors):
-    header, at = {"__metadata__": {"format": "pt"}}, 0
-    for name, one in tensors.items():
-        size = one.count + len(one.tail)
-        header[name] = {"dtype": one.dtype, "shape": one.shape, "data_offsets": [at, at + size]}
-        at += size
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for one in tensors.values():
-            for data in one.pieces():
-                file.write(data)
-    return at
 
 
 def with_rows(one, rows):
@@ -166,22 +98,7 @@ def add_token(text, folder, output):
     return number
 
 
-# ---- the folder ------------------------------------------------------------------------------------------------------------------
-
-def write_weights(output, files):
-    total, index = 0, {}
-    for i, tensors in enumerate(files, 1):
-        name = f"model-{i:05d}-of-{len(files):05d}.safetensors"
-        total += write_file(os.path.join(output, name), tensors)
-        index.update(dict.fromkeys(tensors, name))
-    write_json(output, "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": index})
-
-
-def copy_others(args):
-    for name in os.listdir(args.text):
-        if name.endswith((".json", ".jinja", ".model", ".txt")) and not os.path.exists(os.path.join(args.output, name)) \
-                and not name.endswith(".index.json") and name != "trainer.json":
-            shutil.copy(os.path.join(args.text, name), args.output)
+def copy_tower(args):
     for name in IMAGES:
         if args.tower and os.path.exists(path := os.path.join(args.tower, name)):
             shutil.copy(path, args.output)
@@ -224,7 +141,8 @@ def main():
         config |= {"image_feature_size": features, "image_seq_length": (args.size // args.pixels) ** 2}
     write_json(args.output, "config.json", config)
     write_weights(args.output, files)
-    copy_others(args)
+    copy_others(args.text, args.output)
+    copy_tower(args)
     print(f"{args.output}: {config['image_seq_length']} tokens of {features} values for an image; {args.image_token} has the id "
           f"{token}")
 

@@ -12,7 +12,8 @@ HEADERS = {
 SHOWN = {
     "train/CrossEntropyLoss", "optim/total_grad_norm", "optim/learning_rate_group0", "throughput/device/tokens_per_second",
     "System/Peak GPU Memory (MB)", "system/gpu_power_watts", "system/gpu_temperature_celsius_max", "system/gpu_sm_clock_mhz_min",
-    "system/tokens_per_joule",
+    "system/tokens_per_joule", "router/LoadBalancingLoss", "router/ZLoss", "router/entropy", "router/largest_share",
+    "router/idle_experts", "router/dropped_tokens",
 }
 
 

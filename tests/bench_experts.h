@@ -121,7 +121,7 @@ static void bench_experts_rows(const ExpertShape *s, Routing r, Tensor logits)
            codes = make_operand(E4M3_, rows, s->C), sum = make(BF16_, s->N, s->C),
            stats = make(F32_, 1, router_stats_width(s->E)), dlogits = make(BF16_, s->N, s->E),
            dweight = make_normal(F32_, 1, rows, 1);
-    TIME_BYTES(experts_label(s, "route", NULL), p, route(r, logits, true));
+    TIME_BYTES(experts_label(s, "route", NULL), p, route(r, logits, NULL, true));
     TIME_BYTES(experts_label(s, "router_stats", NULL), p, router_stats(stats, logits, r));
     TIME_BYTES(experts_label(s, "route_backward", NULL), 1.5 * p,
                route_backward(dlogits, dweight.data, logits, r, true, stats, 1e-6f, 1e-6f));
@@ -182,7 +182,7 @@ static void bench_expert_shape(const ExpertShape *s, bool skewed)
         const Routing r = make_bench_routing(s);
         const Tensor logits = make_router_logits(s, skewed);
         const bool fp8 = part % 2 == 0;
-        route(r, logits, true);
+        route(r, logits, NULL, true);
         if (part < 2)
             bench_experts_matrix(s, r, "gate_up", loads, fp8, 2 * s->F, s->C);
         else if (part < 4)
@@ -194,7 +194,7 @@ static void bench_expert_shape(const ExpertShape *s, bool skewed)
         release();
     }
     const Routing r = make_bench_routing(s);
-    route(r, make_router_logits(s, skewed), true);
+    route(r, make_router_logits(s, skewed), NULL, true);
     bench_experts_fused(s, r, loads);
     release();
 }

@@ -177,6 +177,7 @@ static inline void forward_backward(Run *r, int step, int share)
     const int T = r->config.model.max_sequence_length, batch = r->config.global_train_batch_size;
     assert_true(T <= MOST_TOKENS);
     fsdp_empty_grads(&r->store);
+    model_begin_step(&r->model, batch);
     for (int i = 0; i < share; i++) {
         const int sequence = step * batch + comm_group_rank(RANKS_DATA) * share + i;
         fill_tokens(tokens, targets, (size_t)(sequence * T), T, r->config.model.vocab_size);
@@ -228,6 +229,7 @@ static inline void run_same_sequences(Run *r, double *loss, int count)
     const float scale = 1 / ((float)count * (float)comm_group_size(RANKS_DATA));
     assert_true(n <= MOST_TOKENS);
     fsdp_empty_grads(&r->store);
+    model_begin_step(&r->model, count / T * comm_group_size(RANKS_DATA));
     for (int first = 0; first < count; first += n) {
         fill_tokens(tokens, targets, (size_t)first, n, r->config.model.vocab_size);
         for (int i = 0; i < n; i++) {

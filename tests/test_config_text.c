@@ -188,7 +188,7 @@ TEST(test_reload_old)
         { "\n  max_sequence_length: ",
           "\n  num_experts: null\n  num_experts_per_tok: 8\n  norm_topk_prob: false\n"
           "  router_aux_loss: micro_batch\n  router_aux_loss_coef: 0.01\n  router_z_loss_coef: 0\n"
-          "  max_sequence_length: " },
+          "  bias_gamma: null\n  max_sequence_length: " },
         { "\ngenerate: ", "\nscore: null\ngenerate: " },
         { "\nsoftmax_auxiliary_loss: ",
           "\npreference:\n  loss: none\n  beta: null\n  gamma: null\n  label_smoothing: 0\n"

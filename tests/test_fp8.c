@@ -239,6 +239,61 @@ TEST(test_halves)
     }
 }
 
+static void check_items(const char *what, Tensor y, Tensor x, int items)
+{
+    for (int i = 0; i < items; i++) {
+        const Tensor one = tensor_item(y, i, items);
+        check_same_bytes(what, tensor_snapshot(one),
+                         expected_bytes(one, values(tensor_item(x, i, items))), tensor_bytes(one));
+    }
+}
+
+/* Each item has the scale, codes and transposed codes that it has alone, in shapes with and without
+ * tiles of the CUDA back end. */
+TEST(test_items)
+{
+    static const int shapes[][3] = { { 5, 48, 80 }, { 3, 160, 64 }, { 4, 24, 36 }, { 6, 1, 4112 } };
+    for (int c = 0; c < 16; c++) {
+        const int *s = shapes[c / 4], items = s[0], rows = items * s[1], cols = s[2];
+        const size_t n = (size_t)rows * (size_t)cols;
+        Tensor x = make(c % 2 ? H : F, rows, cols),
+               y = make_transposed(formats[c / 2 % 2], rows, cols), back = make(F, rows, cols);
+        float *value = keep(n * sizeof *value);
+        y.scale = guarded(sizeof(float) * SCALE_FLOATS * (size_t)items);
+        for (size_t i = 0; i < n; i++)
+            value[i] = ldexpf(uniform(4, i, -1, 1), (int)(i / (n / (size_t)items)));
+        put(x, value);
+        TWICE(quantize_item_scales(y, x, items), y);
+        TWICE(quantize_item_codes(y, x, items), y);
+        check_items("rows and columns", y, x, items);
+        Tensor halves = y, row_codes = y, columns = y;
+        halves.data = row_codes.data = guarded(n), halves.data_t = columns.data_t = guarded(n);
+        row_codes.data_t = columns.data = NULL;
+        quantize_item_codes(row_codes, x, items);
+        quantize_item_codes(columns, x, items);
+        check_items("rows, then columns", halves, x, items);
+        halves.data_t = columns.data_t = guarded(n);
+        quantize_item_codes(columns, row_codes, items);
+        check_items("columns from rows", halves, x, items);
+        TWICE(quantize_item_codes(back, row_codes, items), back);
+        for (int i = 0; i < items; i++) {
+            const double *found = values(tensor_item(back, i, items)),
+                         *expected = values(tensor_item(row_codes, i, items));
+            for (size_t k = 0; k < n / (size_t)items; k++)
+                assert_true((float)found[k] == (float)expected[k]);
+        }
+        release();
+    }
+    Tensor x = make(F, 30, 16), y = make_transposed(formats[0], 30, 16),
+           groups = make(formats[2], 30, 16);
+    DIES("(30, 16) from (30, 16), of 7 items", quantize_item_codes(y, x, 7));
+    DIES("10 items of 3 x 8 elements; expected a multiple of 16 in each",
+         quantize_item_scales((Tensor){ .format = formats[0], .rows = 30, .cols = 8 },
+                              (Tensor){ .format = F, .rows = 30, .cols = 8 }, 10));
+    DIES("items of e4m3/16 from f32; expected no groups", quantize_item_codes(groups, x, 2));
+    release();
+}
+
 /* Transposing uses tiles, and a CUDA grid has at most 65,535 rows of them. The memory of such a
  * tensor is not accessed. */
 TEST(test_too_many_rows)

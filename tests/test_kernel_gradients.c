@@ -268,7 +268,7 @@ static Tensor logits_apart(int N, int E)
 
 static void run_route(void)
 {
-    route(now.routing, now.x, now.normalize);
+    route(now.routing, now.x, NULL, now.normalize);
 }
 
 static void run_stats(void)

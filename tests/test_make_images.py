@@ -16,7 +16,7 @@ if not MISSING:
     import numpy as np
     from tokenizers import Tokenizer
 
-    import make_chat_shards, make_image_features, make_llava
+    import make_chat_shards, make_image_features, make_llava, model_folder
 
 IMAGE, END = "<image>", "<|im_end|>"
 TEXTS = "{% for m in messages %}{{ '[' + m.role + ']' + m.content + '<|im_end|>' }}{% endfor %}" \
@@ -214,7 +214,7 @@ class ImagesTest(Images):
             tower, output = os.path.join(self.top, f"tower{prefix}"), os.path.join(self.top, f"llava{prefix}")
             os.mkdir(tower)
             self.dump(make_llava.tower_config(whole), tower, "config.json")
-            make_llava.write_file(os.path.join(tower, "model.safetensors"), {prefix + name: one for name, one in tensors.items()})
+            model_folder.write_file(os.path.join(tower, "model.safetensors"), {prefix + name: one for name, one in tensors.items()})
             self.join("--text", text, "--tower", tower, output)
             made = {name: one for file in make_llava.read_files(output) for name, one in file.items() if name.startswith("vision_tower.")}
             self.assertEqual({name: self.values(one) for name, one in made.items()},

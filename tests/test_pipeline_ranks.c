@@ -77,7 +77,7 @@ static void run_step(Run *r, int step, Result *s)
         begins[i] = i % T == 0 || at % 41 == 20;
     }
     fsdp_empty_grads(store);
-    model_zero_losses(m);
+    model_begin_step(m, MICRO_BATCHES * groups);
     if (store->pipe.stages > 1) {
         collectives = 0;
         model_micro_batches(m, store, tokens, targets, begins, MICRO_BATCHES, scale, 1e-3f,
@@ -275,6 +275,13 @@ TEST(test_kept)
                        .keep = (int)keeps[i] },
               comm_size());
     check(&(Case){ "coat", LLAMA, .documents = true, .recompute = 3 }, comm_size());
+}
+
+/* Routers with losses of their own. */
+TEST(test_experts)
+{
+    check(&(Case){ "f32", OLMOE }, 2);
+    check(&(Case){ "coat", OLMOE, .documents = true, .keep = KEEP_BLOCK }, comm_size());
 }
 
 TEST(test_adapters)

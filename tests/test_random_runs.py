@@ -29,6 +29,11 @@ ARCHITECTURES = {       # keys of `model`; a list: one of them
     "smollm3": {"layer_norm_type": "rms", "no_rope_layer_interval": [1, 2], "weight_tying": [True, False]},
     "qwen3": {"layer_norm_type": "rms", "attention_layer_norm": "head", "head_dim": 32, "weight_tying": [True, False]},
 }
+EXPERTS = {             # the same for models with experts, drawn by Configuration.draw_experts
+    "olmoe": {"layer_norm_type": "rms", "attention_layer_norm": True, "norm_topk_prob": [True, False], "weight_tying": [True, False]},
+    "qwen3_moe": {"layer_norm_type": "rms", "attention_layer_norm": "head", "n_kv_heads": 1, "head_dim": 32,
+                  "norm_topk_prob": [True, False], "weight_tying": [True, False]},
+}
 # FP8: is a scale shared by what goes into a GEMM together
 RECIPES = {"f32": False, "bf16": False, "coat-opt": False, "fp8": True, "fp8-lm": True, "coat-act": True, "coat": True,
            "coat-lean": True}
@@ -70,6 +75,22 @@ class Configuration:
                                        {"parallelism.pipeline": 2, "parallelism.pipeline_schedule": "Interleaved1F1B",
                                         "parallelism.pipeline_virtual_stages": 2, "model.n_layers": 4}]))
             self.keys["model.n_layers"] = self.strategy.pop("model.n_layers", self.keys["model.n_layers"])
+        if n % 8 in (2, 3) and not self.lora:
+            self.draw_experts(random.Random(f"experts {n}").choice)
+
+    def draw_experts(self, pick):
+        """Replaces the architecture; with its own numbers, so that the other settings are drawn as without experts. Rounding may
+        change the choice of experts, so all of them compute each token, unless the run is in F32."""
+        for key in ARCHITECTURES[self.architecture]:
+            del self.keys[f"model.{key}"]
+        self.architecture = pick(list(EXPERTS))
+        for key, value in EXPERTS[self.architecture].items():
+            self.keys[f"model.{key}"] = pick(value) if isinstance(value, list) else value
+        self.keys.update({"model.num_experts": 4, "model.num_experts_per_tok": 2 if self.recipe == "f32" else 4,
+                          "model.router_aux_loss": pick(["none", "sequence"]), "model.router_z_loss_coef": pick([0, 0.01]),
+                          "model.bias_gamma": pick([None, 0.01])})
+        if RECIPES[self.recipe]:
+            self.keys["fp8.down_scales"] = "tensor"
 
     def draw_data(self, pick):
         best_fit, metadata = pick([True, False]), pick([True, False])

@@ -50,6 +50,10 @@ static const struct {
     { { "coat-opt", OLMO2, .optimizer = "lion" }, 1 << FULL_SHARD },
     { { "coat", OLMO2, .optimizer = "muon" }, 1 << FULL_SHARD },
     { { "f32", OLMO2, .optimizer = "muon" }, 1 << FULL_SHARD },
+    { { "coat", OLMOE }, 1 << HYBRID_SHARD },
+    { { "f32", OLMOE, .optimizer = "muon" }, 1 << FULL_SHARD },
+    /* frozen experts */
+    { { "coat", OLMOE, .trainable = { "*.self_attn.*", "*.mlp.gate.weight" } }, 1 << FULL_SHARD },
 };
 enum { ROWS = sizeof rows / sizeof rows[0] };
 

@@ -73,7 +73,7 @@ static void route_case(const Case *c, bool normalize)
     const Routing r = make_routing(c->N, c->E, c->k);
     const Tensor weight = flat(r.weight, n);
     double *x = values(logits), *bound = doubles(n), *p = doubles((size_t)c->E);
-    TWICE(route(r, logits, normalize), weight, flat(r.expert, n), flat(r.row, n),
+    TWICE(route(r, logits, NULL, normalize), weight, flat(r.expert, n), flat(r.row, n),
           flat(r.assignment, (size_t)g.rows), flat(r.first, (size_t)c->E + 1));
     name("route", c, normalize, "");
     check_ints("expert", r.expert, g.host.expert, n);
@@ -97,6 +97,53 @@ TEST(test_route)
             route_case(&cases[i], normalize);
 }
 
+/* A bias changes the choice, not the weights: score = p + bias of a chosen expert is at least that
+ * of the next, and of all that are not chosen, up to the errors of p and of a sum. Experts with
+ * equal logits and equal bias are chosen in their order. */
+static void bias_case(const Case *c)
+{
+    const int E = c->E, k = c->k;
+    const size_t n = (size_t)(c->N * k);
+    Tensor logits = make_logits(c->N, E, c->preference), bias = make_f32(1, E);
+    const Routing r = make_routing(c->N, E, k);
+    const Tensor weight = flat(r.weight, n);
+    double *x = values(logits), *p = doubles((size_t)E), *ref = doubles(n), *bound = doubles(n);
+    float *b = keep((size_t)E * sizeof *b);
+    int *expert = keep(n * sizeof *expert);
+    for (int e = 0; e < E; e++)
+        b[e] = (float)(e % 3 - 1) / 16;
+    put(bias, b);
+    TWICE(route(r, logits, bias.data, false), weight, flat(r.expert, n), flat(r.row, n));
+    device_get(expert, r.expert, n * sizeof *expert);
+    name("route", c, false, "-bias");
+    for (int i = 0; i < c->N; i++) {
+        const double *row = x + i * E, z = softmax_of(p, row, E),
+                     error = 2 * (p_error(row, z, E) + 2 * U24);
+        for (int j = 0; j < k; j++) {
+            const int own = expert[i * k + j];
+            ref[i * k + j] = p[own];
+            bound[i * k + j] = p[own] * 2 * p_error(row, z, E);
+            for (int e = 0; e < E; e++) {
+                int place = 0;
+                while (place < k && expert[i * k + place] != e)
+                    place++;
+                const double lead = p[own] + (double)b[own] - p[e] - (double)b[e];
+                const bool equal = row[own] == row[e] && b[own] == b[e];
+                if (place > j && (equal ? own > e : lead < -error))
+                    fail_msg("%s: token %d: expert %d is before expert %d", label, i, own, e);
+            }
+        }
+    }
+    check_close(label, weight, ref, bound);
+    release();
+}
+
+TEST(test_bias)
+{
+    for (int i = 0; i < CASES; i++)
+        bias_case(&cases[i]);
+}
+
 /* Whatever the logits are, each token has k different experts, and each assignment a row of its
  * own among the rows of its expert. Else a diverged run would write outside its memory. */
 TEST(test_not_finite)
@@ -112,7 +159,7 @@ TEST(test_not_finite)
     const Routing r = make_routing(N, E, K);
     int expert[N * K], row[N * K], first[E + 1],
         *assignment = keep((size_t)routing_rows(N, E, K) * sizeof *assignment);
-    route(r, logits, true);
+    route(r, logits, NULL, true);
     device_get(expert, r.expert, sizeof expert);
     device_get(row, r.row, sizeof row);
     device_get(first, r.first, sizeof first);
@@ -277,8 +324,8 @@ TEST(test_errors)
     Routing r = make_routing(6, 4, 2), more = make_routing(6, 4, 2);
     Tensor dweight = make_f32(1, routing_rows(6, 4, 2));
     more.top_k = 5;
-    DIES("route: 6 tokens, each with 5 of 4 experts", route(more, logits, false));
-    DIES("route: logits is bf16; expected f32", route(r, half, false));
+    DIES("route: 6 tokens, each with 5 of 4 experts", route(more, logits, NULL, false));
+    DIES("route: logits is bf16; expected f32", route(r, half, NULL, false));
     DIES("router_stats: 6 tokens in 4 groups", router_stats(stats, logits, r));
     DIES("route_backward: a balance loss without counts",
          route_backward(half, dweight.data, logits, r, false, NONE, 1, 0));

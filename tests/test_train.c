@@ -395,6 +395,62 @@ TEST(test_slurm)
     }
 }
 
+enum { BIAS_LAYERS = 2, BIAS_EXPERTS = 4, BIASES = BIAS_LAYERS * BIAS_EXPERTS };
+
+/* bias += 0.01 sign(mean load - load) for the loads of each step of metrics.jsonl. Returns the
+ * number of steps. */
+static int expected_bias(float bias[BIASES], const char *run)
+{
+    char *path = NULL, line[1 << 12];
+    int steps = 0;
+    assert_true(asprintf(&path, "%s/%s/metrics.jsonl", folder, run) > 0);
+    FILE *f = fopen(path, "r");
+    assert_non_null(f);
+    for (; fgets(line, sizeof line, f); steps++) {
+        json_t *o = json_loads(line, 0, NULL), *all = json_object_get(o, "router/tokens_per_expert");
+        for (int i = 0; i < BIASES; i++) {
+            const json_t *loads = json_array_get(all, (size_t)(i / BIAS_EXPERTS));
+            double mean = 0, load;
+            for (int e = 0; e < BIAS_EXPERTS; e++)
+                mean += json_number_value(json_array_get(loads, (size_t)e)) / BIAS_EXPERTS;
+            load = json_number_value(json_array_get(loads, (size_t)(i % BIAS_EXPERTS)));
+            bias[i] += load < mean ? 0.01f : load > mean ? -0.01f : 0;
+        }
+        json_decref(o);
+    }
+    fclose(f);
+    free(path);
+    return steps;
+}
+
+/* The bias of routers follows its formula, also in a run that other ranks continue, and is not
+ * exported. */
+TEST(test_router_bias)
+{
+    static const char settings[] =
+        "--model.attention_layer_norm --model.num_experts=4 --model.num_experts_per_tok=2 "
+        "--model.bias_gamma=0.01 --console_log_interval=1 --max_duration=4";
+    float bias[BIASES] = { 0 };
+    char *path = NULL;
+    expect_status(train(1, "%s --stop_at=2 --save_folder=%s/bias", settings, folder), 0);
+    expect_status(train(4, "%s --try_load_latest_save --save_folder=%s/bias", settings, folder), 0);
+    assert_int_equal(expected_bias(bias, "bias"), 4);
+    assert_true(asprintf(&path, "%s/bias/latest/trainer.json", folder) > 0);
+    json_t *manifest = json_load_file(path, 0, NULL),
+           *found = json_object_get(manifest, "router_bias");
+    assert_int_equal(json_array_size(found), BIASES);
+    for (int i = 0; i < BIASES; i++)
+        if (json_number_value(json_array_get(found, (size_t)i)) != (double)bias[i])
+            fail_msg("bias %d is %g, expected %g", i,
+                     json_number_value(json_array_get(found, (size_t)i)), (double)bias[i]);
+    json_decref(manifest);
+    free(path);
+    expect_status(finish(start_command("%s/train --export=%s/bias/latest %s/exported",
+                                       setting("BUILD", "build/cpu"), folder, folder)),
+                  1);
+    expect_output("OlmoeForCausalLM has no place for the bias");
+}
+
 TEST(test_bad_arguments)
 {
     static const struct {

@@ -223,12 +223,14 @@ class ServerTest(Folder):
         self.append([record(1), record(2, **{LOSS: None}), record(3, **{"optim/step_skipped": True})])
         self.append([{"step": 3, "eval/val/CrossEntropyLoss": 4, "eval/val/Perplexity": 54, "quant/x0/0/error": 0.01,
                       "quant/x0/1/error": 0.03, "quant/x0/1/underflow": 1,
-                      "quant/v/head/error": 0.5}])
+                      "quant/v/head/error": 0.5, "router/largest_share": 0.25, "router/tokens_per_expert": [[6, 2]],
+                      "router/dropped_tokens": 0}])
         first, second = self.data()["runs"]
         self.assertEqual((first["name"], first["step"], first["tokens"], first["skipped"]), ("run", 3, 3072, 1))
         self.assertEqual(first["curves"], {
             LOSS: {"x": [1, 3], "y": [10, 3.33333]}, "eval/val/CrossEntropyLoss": {"x": [3], "y": [4]},
-            "quant/x0/error": {"x": [3], "y": [0.02]}, "quant/v/error": {"x": [3], "y": [0.5]}})
+            "quant/x0/error": {"x": [3], "y": [0.02]}, "quant/v/error": {"x": [3], "y": [0.5]},
+            "router/largest_share": {"x": [3], "y": [0.25]}, "router/dropped_tokens": {"x": [3], "y": [0]}})
         self.assertEqual((second["name"], second["curves"], second["changed"]), ("<b>other", {}, None))
 
     def test_not_finite(self):

@@ -119,7 +119,8 @@ class BrowserTest(unittest.TestCase):
             for step in range(first, last + 1):
                 r = {"step": step, "train/CrossEntropyLoss": 10 / step, "optim/total_grad_norm": 1 + 1 / step,
                      "optim/learning_rate_group0": 1e-3, "throughput/total_tokens": 1000 * step,
-                     "throughput/device/tokens_per_second": 5000, "System/Peak GPU Memory (MB)": 4000}
+                     "throughput/device/tokens_per_second": 5000, "System/Peak GPU Memory (MB)": 4000,
+                     "router/largest_share": 0.2, "router/ZLoss": 0.1, "router/LoadBalancingLoss": 0.01, "router/idle_experts": 3}
                 file.write(json.dumps(r) + "\n")
                 if step % 10 == 0:
                     r = {"step": step, "eval/val/CrossEntropyLoss": 5, "quant/x0/0/error": 0.02, "quant/m/0/error": 0.03,
@@ -131,9 +132,11 @@ class BrowserTest(unittest.TestCase):
         b.open(self.address, 1280, 900)
         b.wait_for(POINTS % "loss" + " == 40", "the loss is drawn")
         names = b.ask("[...document.querySelectorAll('.chart')].map(e => e.dataset.name).join()")
-        self.assertEqual(names, "loss,eval,norm,lr,speed,memory,activations:first,activations:<i>second,moments:first,"
+        self.assertEqual(names, "loss,eval,norm,lr,speed,memory,share,router,activations:first,activations:<i>second,moments:first,"
                                 "moments:<i>second,power")
         self.assertEqual(b.ask("document.querySelectorAll('[data-name=loss] polyline.curve').length"), 2)
+        self.assertEqual(b.ask("document.querySelectorAll('[data-name=router] polyline.curve').length"), 4)
+        self.assertIn("idle experts", b.ask("document.querySelector('.run').textContent"))
         self.assertEqual(b.ask("document.querySelectorAll('i i, h2 i').length"), 0)         # names are no markup
 
         self.append(self.runs[0], 41, 60)

@@ -55,6 +55,20 @@ void backend_quantize_codes(Tensor y, Tensor x)
     transpose_codes(y);
 }
 
+void backend_quantize_item_scales(Tensor y, Tensor x, int items)
+{
+    check_items(OPERATION, y, x, items);
+    for (int i = 0; i < items; i++)
+        backend_quantize_scale(tensor_item(y, i, items), tensor_item(x, i, items));
+}
+
+void backend_quantize_item_codes(Tensor y, Tensor x, int items)
+{
+    check_items(OPERATION, y, x, items);
+    for (int i = 0; i < items; i++)
+        backend_quantize_codes(tensor_item(y, i, items), tensor_item(x, i, items));
+}
+
 void backend_expand_operand(Tensor y, Tensor x)
 {
     check_expand_operand(y, x);

@@ -36,7 +36,7 @@ static bool is_chosen(const int *expert, int chosen, int e)
     return false;
 }
 
-/* Sets `expert` to the top_k experts with the largest logits x. NOTE: these are different experts
+/* Sets `expert` to the top_k experts with the largest x. NOTE: these are different experts
  * even if logits are NaN. */
 static void choose(int *expert, const float *x, int top_k, int experts)
 {
@@ -77,15 +77,18 @@ static void place(Routing r)
     }
 }
 
-void backend_route(Routing r, Tensor logits, bool normalize)
+void backend_route(Routing r, Tensor logits, const float *bias, bool normalize)
 {
     check_route(r, logits);
     double *p = probabilities(r.experts);
+    float *score = cpu_scratch(1, (size_t)r.experts);
     for (int n = 0; n < r.tokens; n++) {
         const float *x = (const float *)logits.data + (size_t)n * (size_t)r.experts;
         int *expert = r.expert + (size_t)n * (size_t)r.top_k;
         softmax(p, x, r.experts);
-        choose(expert, x, r.top_k, r.experts);
+        for (int e = 0; e < r.experts && bias; e++)
+            score[e] = (float)p[e] + bias[e];
+        choose(expert, bias ? score : x, r.top_k, r.experts);
         const double sum = divisor(p, expert, r.top_k, normalize);
         for (int j = 0; j < r.top_k; j++)
             r.weight[n * r.top_k + j] = (float)(p[expert[j]] / sum);

@@ -37,6 +37,23 @@ __device__ static inline void load_packs(float (&v)[PACKS][8], const Reader &x, 
         x.values(v[j], raw[j]);
 }
 
+/* The reader of item number `item`, of n elements, of tensors that have a scale per item
+ * (tensor_item). Groups are read as one item. */
+template <class Reader>
+__device__ static inline Reader item_reader(Reader x, unsigned item, size_t n)
+{
+    x.data += item * n;
+    return x;
+}
+
+template <class D>
+__device__ static inline TensorReader<D> item_reader(TensorReader<D> x, unsigned item, size_t n)
+{
+    x.data += item * n;
+    x.scale += SCALE_FLOATS * item;
+    return x;
+}
+
 /* A tensor in any format, read element by element. */
 struct AnyTensor {
     void *data, *data_t, *scale;
@@ -157,11 +174,13 @@ __global__ void quantize_groups_any_kernel(AnyTensor y, AnyTensor x, size_t grou
 
 /* ---- to FP8 with one scale: the maximum ------------------------------------------------------ */
 
+/* The maxima of item blockIdx.y; each item has n elements. */
 template <class Reader>
 __global__ __launch_bounds__(THREADS) void amax_kernel(float *partial, Reader x, size_t n)
 {
     __shared__ float shared[32];
     float amax = 0;
+    x = item_reader(x, blockIdx.y, n);
     const size_t step = 8 * (size_t)gridDim.x * PACKS * THREADS;
     for (size_t first = first_element(); first < n; first += step) {
         float v[PACKS][8];
@@ -172,7 +191,7 @@ __global__ __launch_bounds__(THREADS) void amax_kernel(float *partial, Reader x,
     }
     amax = block_max(amax, shared);
     if (threadIdx.x == 0)
-        partial[blockIdx.x] = amax;
+        partial[blockIdx.y * gridDim.x + blockIdx.x] = amax;
 }
 
 __global__ void amax_any_kernel(float *partial, AnyTensor x, size_t n)
@@ -187,13 +206,15 @@ __global__ void amax_any_kernel(float *partial, AnyTensor x, size_t n)
         partial[blockIdx.x] = amax;
 }
 
-/* scale_amax: the tensor's scale_amax; NULL: it has none. headroom: 0 if the scale is not
- * reused. */
+/* Sets the scale of item blockIdx.x from n maxima. scale_amax: the tensor's scale_amax; NULL: it has
+ * none. headroom: 0 if the scale is not reused. */
 __global__ __launch_bounds__(AMAX_BLOCKS) void scale_kernel(float *scale, float *scale_amax,
                                                             float headroom, const float *partial,
                                                             int n, DType d)
 {
     __shared__ float shared[32];
+    partial += blockIdx.x * n;
+    scale += SCALE_FLOATS * blockIdx.x;
     const float amax = block_max(threadIdx.x < n ? partial[threadIdx.x] : 0.0f, shared);
     if (threadIdx.x > 0)
         return;
@@ -206,18 +227,38 @@ __global__ __launch_bounds__(AMAX_BLOCKS) void scale_kernel(float *scale, float 
 /* ---- to FP8 with one scale: the codes
  * --------------------------------------------------------- */
 
+/* Codes of item blockIdx.y; each item has n elements. */
 template <DType D, class Reader>
 __global__ __launch_bounds__(THREADS) void encode_kernel(uint8_t *codes, const float *scale,
                                                          Reader x, size_t n)
 {
     const size_t first = first_element();
     float v[PACKS][8];
+    x = item_reader(x, blockIdx.y, n);
+    codes += blockIdx.y * n;
+    scale += SCALE_FLOATS * blockIdx.y;
     load_packs(v, x, first, n);
     const float inverse = 1.0f / *scale;
 #pragma unroll
     for (int j = 0; j < PACKS; j++)
         if (first + 8 * j * THREADS < n)
             *(uint2 *)(codes + first + 8 * j * THREADS) = encode_pack<D>(v[j], inverse);
+}
+
+/* Codes and transposed codes of item blockIdx.z, in tiles; each item has `rows` rows. y: item 0. */
+template <class Reader>
+__global__ __launch_bounds__(TILE_THREADS, 3) void encode_tiles_kernel(TileOut y, Reader x,
+                                                                       int rows)
+{
+    __shared__ uint32_t t[TILE_COLS * 33];
+    typedef ReaderSource<Reader> Source;
+    const size_t n = (size_t)rows * x.cols;
+    const Source source = { {}, item_reader(x, blockIdx.z, n) };
+    y.data = y.data ? y.data + blockIdx.z * n : NULL;
+    y.data_t += blockIdx.z * n;
+    y.scale += SCALE_FLOATS * blockIdx.z;
+    encode_tile<Source>({ { y } }, source, blockIdx.y * TILE_ROWS, blockIdx.x * TILE_COLS, rows,
+                        x.cols, t);
 }
 
 /* Encodes y, whose scale is reused, and raises *amax to max|x|. */
@@ -339,22 +380,39 @@ static void to_groups(Tensor y, Tensor x, size_t n)
     LAUNCH_CHECK();
 }
 
-/* Tiles process multiples of 16 rows of x, and may write into later rows of y. So the remaining
- * rows are written after the tiles. */
+/* The number of rows that the fast kernels encode. Tiles process multiples of 16 rows of x, and may
+ * write into later rows of y. So the remaining rows are written after the tiles. */
+static int fast_rows(Tensor y, Tensor x)
+{
+    return !is_fast(y, x) ? 0 : y.data_t ? x.rows / 16 * 16 : x.rows;
+}
+
+/* y and x: the first of `items` items, whose first `rows` rows are encoded. */
+template <DType D>
+static void encode_items(Tensor y, Tensor x, int items, int rows)
+{
+    const size_t n = (size_t)rows * x.cols;
+    with_fast_reader(x, [&](auto reader) {
+        if (y.data_t) {
+            dim3 grid = tile_grid(rows, x.cols);
+            grid.z = items;
+            encode_tiles_kernel<<<grid, TILE_THREADS, 0, device_stream()>>>(tile_out(y, NULL),
+                                                                            reader, rows);
+        } else
+            encode_kernel<D>
+                <<<dim3(blocks_for(n, 8 * PACKS), items), THREADS, 0, device_stream()>>>(
+                    (uint8_t *)y.data, (const float *)y.scale, reader, n);
+    });
+    LAUNCH_CHECK();
+}
+
 template <DType D>
 static void to_codes(Tensor y, Tensor x)
 {
-    const int fast = !is_fast(y, x) ? 0 : y.data_t ? x.rows / 16 * 16 : x.rows;
+    const int fast = fast_rows(y, x);
     const size_t done = (size_t)fast * x.cols, end = tensor_numel(y);
     if (fast > 0)
-        with_fast_reader(x, [&](auto reader) {
-            typedef ReaderSource<decltype(reader)> Source;
-            if (y.data_t)
-                fp8_tiles<Source>({ { tile_out(y, NULL) } }, { {}, reader }, fast, x.cols);
-            else
-                encode_kernel<D><<<blocks_for(done, 8 * PACKS), THREADS, 0, device_stream()>>>(
-                    (uint8_t *)y.data, (const float *)y.scale, reader, done);
-        });
+        encode_items<D>(y, x, 1, fast);
     if (done < end)
         encode_any_kernel<<<blocks_for(end - done, 1), THREADS, 0, device_stream()>>>(
             any_tensor(y), any_tensor(x), done, tensor_numel(x), end);
@@ -408,12 +466,12 @@ static void check_format(const char *op, Tensor t)
           format_name(t.format));
 }
 
-/* Sets the scale of y from n maxima. */
-static void set_scale(Tensor y, const float *maxima, int n)
+/* Sets the scale of each item of y from n maxima. */
+static void set_scales(Tensor y, const float *maxima, int n, int items)
 {
     check_scaled(y);
     const int threads = block_threads(n > 0 ? n : 1, 1, AMAX_BLOCKS);
-    scale_kernel<<<1, threads, 0, device_stream()>>>(
+    scale_kernel<<<items, threads, 0, device_stream()>>>(
         (float *)y.scale, y.scale_amax, scale_is_reused(y) ? fp8_headroom(y.format.dtype) : 0,
         maxima, n, y.format.dtype);
     LAUNCH_CHECK();
@@ -421,26 +479,45 @@ static void set_scale(Tensor y, const float *maxima, int n)
 
 void backend_quantize_scale_from(Tensor y, const float *amax)
 {
-    set_scale(y, amax, 1);
+    set_scales(y, amax, 1, 1);
 }
 
-void backend_quantize_scale(Tensor y, Tensor x)
+/* y and x: the first of `items` items. */
+static void measure_items(const char *op, Tensor y, Tensor x, int items)
 {
-    CHECK_TENSOR(x, x.rows, x.cols);
-    check_format(OPERATION, x);
+    check_tensor(op, "x", x, x.rows, x.cols);
+    check_format(op, x);
     const size_t n = tensor_numel(x), needed = ceil_div(n, 8 * PACKS * THREADS);
     const int blocks = needed < AMAX_BLOCKS ? (int)needed : AMAX_BLOCKS;
-    float *partial = (float *)device_scratch(AMAX_BLOCKS * sizeof(float), SCRATCH_0);
+    float *partial =
+        (float *)device_scratch((size_t)items * AMAX_BLOCKS * sizeof(float), SCRATCH_0);
     if (blocks > 0) {
         if (is_fast_source(x))
             with_fast_reader(x, [&](auto reader) {
-                amax_kernel<<<blocks, THREADS, 0, device_stream()>>>(partial, reader, n);
+                amax_kernel<<<dim3(blocks, items), THREADS, 0, device_stream()>>>(partial, reader,
+                                                                                  n);
             });
         else
             amax_any_kernel<<<blocks, THREADS, 0, device_stream()>>>(partial, any_tensor(x), n);
         LAUNCH_CHECK();
     }
-    set_scale(y, partial, blocks);
+    set_scales(y, partial, blocks, items);
+}
+
+void backend_quantize_scale(Tensor y, Tensor x)
+{
+    measure_items(OPERATION, y, x, 1);
+}
+
+void backend_quantize_item_scales(Tensor y, Tensor x, int items)
+{
+    check_items(OPERATION, y, x, items);
+    const Tensor first = tensor_item(x, 0, items);
+    if (is_fast_source(first))
+        measure_items(OPERATION, tensor_item(y, 0, items), first, items);
+    else
+        for (int i = 0; i < items; i++)
+            backend_quantize_scale(tensor_item(y, i, items), tensor_item(x, i, items));
 }
 
 void backend_quantize_codes(Tensor y, Tensor x)
@@ -458,6 +535,20 @@ void backend_quantize_codes(Tensor y, Tensor x)
         to_fp8<E4M3>(y, x, n);
     else
         to_fp8<E5M2>(y, x, n);
+}
+
+void backend_quantize_item_codes(Tensor y, Tensor x, int items)
+{
+    check_items(OPERATION, y, x, items);
+    const Tensor to = tensor_item(y, 0, items), from = tensor_item(x, 0, items);
+    if (items == 1 || !(format_has_scales(y.format) || format_has_scales(x.format)))
+        backend_quantize_codes(y, x);
+    else if (format_is_fp8(y.format) && fast_rows(to, from) == from.rows)
+        (y.format.dtype == E4M3 ? encode_items<E4M3> : encode_items<E5M2>)(to, from, items,
+                                                                           from.rows);
+    else
+        for (int i = 0; i < items; i++)
+            backend_quantize_codes(tensor_item(y, i, items), tensor_item(x, i, items));
 }
 
 void backend_expand_operand(Tensor y, Tensor x)

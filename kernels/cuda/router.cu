@@ -68,16 +68,18 @@ __device__ static uint32_t ordered(float x)
     return bits >> 31 ? max(~bits, 1u) : bits | 1u << 31;
 }
 
-/* Chooses the K largest logits, of equal ones those with the lower index. Lane j < K returns the
- * j-th expert; its p is in `p`. */
-__device__ static int choose(const TokenSoftmax &t, int E, int K, float &p)
+/* Chooses the experts with the K largest logits or, with a bias, p + bias; of equal ones, those
+ * with the lower index. Lane j < K returns the j-th expert; its p is in `p`. */
+__device__ static int choose(const TokenSoftmax &t, const float *bias, int E, int K, float &p)
 {
     const int lane = threadIdx.x % 32;
     uint32_t key[EACH]; /* 0: no expert, or one that is chosen already */
     int chosen = 0;
 #pragma unroll
-    for (int i = 0; i < EACH; i++)
-        key[i] = lane + 32 * i < E ? ordered(t.logit[i]) : 0;
+    for (int i = 0; i < EACH; i++) {
+        const int e = lane + 32 * i;
+        key[i] = e < E ? ordered(bias ? t.p[i] + bias[e] : t.logit[i]) : 0;
+    }
     for (int j = 0; j < K; j++) {
         uint32_t best = 0;
         int index = MOST_EXPERTS;
@@ -106,7 +108,7 @@ __device__ static int choose(const TokenSoftmax &t, int E, int K, float &p)
 
 /* count (E, blocks) gets the number of a block's tokens for each expert. */
 __global__ __launch_bounds__(THREADS) void choose_kernel(Routing r, int *count, const float *logits,
-                                                         bool normalize)
+                                                         const float *bias, bool normalize)
 {
     __shared__ int counted[MOST_EXPERTS];
     const int lane = threadIdx.x % 32, first = blockIdx.x * BLOCK_TOKENS;
@@ -117,7 +119,7 @@ __global__ __launch_bounds__(THREADS) void choose_kernel(Routing r, int *count, 
     for (int n = first + threadIdx.x / 32; n < min(first + BLOCK_TOKENS, r.tokens); n += WARPS) {
         const TokenSoftmax t = softmax_of(logits + (size_t)n * E, E);
         float p = 0;
-        const int expert = choose(t, E, K, p);
+        const int expert = choose(t, bias, E, K, p);
         const float sum = warp_sum(lane < K ? p : 0.0f);
         if (lane < K) {
             r.expert[(size_t)n * K + lane] = expert;
@@ -205,7 +207,7 @@ __global__ __launch_bounds__(THREADS) void place_kernel(Routing r, const int *of
 
 static_assert(THREADS == MOST_EXPERTS, "first_row and place_kernel have a thread for each expert");
 
-void backend_route(Routing r, Tensor logits, bool normalize)
+void backend_route(Routing r, Tensor logits, const float *bias, bool normalize)
 {
     check_route(r, logits);
     check_sizes(OPERATION, r);
@@ -214,7 +216,7 @@ void backend_route(Routing r, Tensor logits, bool normalize)
     int *count = (int *)device_scratch(((size_t)blocks + 1) * E * sizeof(int), SCRATCH_0),
         *total = count + (size_t)blocks * E;
     choose_kernel<<<blocks, THREADS, 0, device_stream()>>>(r, count, (const float *)logits.data,
-                                                           normalize);
+                                                           bias, normalize);
     LAUNCH_CHECK();
     add_counts_kernel<<<E, THREADS, 0, device_stream()>>>(count, total, blocks);
     LAUNCH_CHECK();

@@ -228,8 +228,10 @@ struct ReaderSource : SimpleSource {
     }
 };
 
-/* Pass 1: finds the maximum over all rows x cols elements of the measured outputs. A block takes
- * whole rows. */
+/* Pass 1: finds the maximum over all rows x cols elements of the measured outputs; cols is a multiple
+ * of 8. The grid's threads take the packs of all rows in turn, so that narrow rows, too, keep all
+ * threads busy. After the last row a thread takes packs of the last row again, which does not change
+ * the maximum: a condition around the loads would become branches (encode_tile). */
 template <class Source>
 __global__ __launch_bounds__(TILE_THREADS,
                              Source::OUTPUTS > 2 ? 2 : 3) void fp8_amax_kernel(float *amax,
@@ -237,26 +239,31 @@ __global__ __launch_bounds__(TILE_THREADS,
                                                                                int rows, int cols)
 {
     __shared__ float shared[32];
+    const int across = cols / 8, first = blockIdx.x * TILE_THREADS + threadIdx.x,
+              step = gridDim.x * TILE_THREADS;
+    int row = first / across, pack = first % across;
     float m = 0;
     rows = source.end(rows);
-    for (int row = blockIdx.x; row < rows; row += gridDim.x)
-        for (int first = 8 * threadIdx.x; first < cols; first += 8 * AMAX_PACKS * TILE_THREADS) {
-            typename Source::Raw raw[AMAX_PACKS];
+    while (row < rows) {
+        typename Source::Raw raw[AMAX_PACKS];
+        int at[AMAX_PACKS], col[AMAX_PACKS];
 #pragma unroll
-            for (int k = 0; k < AMAX_PACKS; k++)
-                if (first + 8 * k * TILE_THREADS < cols)
-                    raw[k] = source.fetch(row, first + 8 * k * TILE_THREADS);
-#pragma unroll
-            for (int k = 0; k < AMAX_PACKS; k++)
-                if (first + 8 * k * TILE_THREADS < cols) {
-                    float v[Source::OUTPUTS][8];
-                    const int col = first + 8 * k * TILE_THREADS;
-                    source.values(v, raw[k], source.prepare(col), row, col);
-#pragma unroll
-                    for (int o = 0; o < Source::MEASURED; o++)
-                        m = fmaxf(m, pack_abs_max(v[o]));
-                }
+        for (int k = 0; k < AMAX_PACKS; k++) {
+            at[k] = min(row, rows - 1), col[k] = 8 * pack;
+            raw[k] = source.fetch(at[k], col[k]);
+            row += step / across, pack += step % across;
+            if (pack >= across)
+                pack -= across, row++;
         }
+#pragma unroll
+        for (int k = 0; k < AMAX_PACKS; k++) {
+            float v[Source::OUTPUTS][8];
+            source.values(v, raw[k], source.prepare(col[k]), at[k], col[k]);
+#pragma unroll
+            for (int o = 0; o < Source::MEASURED; o++)
+                m = fmaxf(m, pack_abs_max(v[o]));
+        }
+    }
     raise_amax(amax, m, shared);
 }
 
@@ -393,8 +400,9 @@ __global__ __launch_bounds__(TILE_THREADS, Source::OUTPUTS > 2 ? 2 : 3) void fp8
 template <class Source>
 static inline void fp8_amax(float *amax, const Source &source, int rows, int cols)
 {
-    const int most = 8 * device_sm_count();
-    const auto blocks = rows < most ? rows : most;
+    const size_t needed = ceil_div((size_t)rows * cols, 8 * AMAX_PACKS * TILE_THREADS),
+                 most = 8 * (size_t)device_sm_count();
+    const auto blocks = (unsigned)(needed < most ? needed : most);
     fp8_amax_kernel<<<blocks, TILE_THREADS, 0, device_stream()>>>(amax, source, rows, cols);
     LAUNCH_CHECK();
 }

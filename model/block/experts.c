@@ -1,5 +1,7 @@
 #include "model/block/experts.h"
 
+#include "kernels/runtime/device.h"
+
 static const Tensor NONE = { 0 };
 
 static const Experts *config_of(const Block *b)
@@ -72,6 +74,23 @@ void experts_begin_step(Stream *s, int sequences)
     s->router.z = (float)(e->z_coef / (L * s->T * sequences));
 }
 
+/* ---- the router's bias ----------------------------------------------------------------------- */
+
+static const float *bias_of(const Block *b)
+{
+    const Tensor bias = b->stream->router.bias;
+    return bias.data ? tensor_rows(bias, layer_of(b), 1).data : NULL;
+}
+
+void experts_set_bias(Stream *s, const float *bias)
+{
+    const Tensor t = s->router.bias;
+    if (t.data && bias)
+        device_put(t.data, bias, tensor_bytes(t));
+    else if (t.data)
+        device_zero(t.data, tensor_bytes(t));
+}
+
 /* ---- forward --------------------------------------------------------------------------------- */
 
 /* Computes the operand of the experts' last matrices from the stream; returns the branch. */
@@ -82,7 +101,7 @@ static Branch forward_to_act(const Block *b)
     const Tensor h = branch_enter(b, &s), x = linear_rows(a->expert_x);
     const Tensor act = a->keep == KEEP_INPUTS ? linear_rows(a->swiglu_operand) : a->swiglu_operand;
     matmul(a->router_logits, h, b->w->router, NONE);
-    route(a->experts, a->router_logits, config_of(b)->normalize);
+    route(a->experts, a->router_logits, bias_of(b), config_of(b)->normalize);
     record_stats(b);
     experts_gather(x, h, NULL, a->experts);
     if (b->stream->recipe.forward == FROM_EXACT)

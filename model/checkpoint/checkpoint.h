@@ -9,7 +9,7 @@
  *                                        the scales of states in groups, <name>.<state>.scale, as stored. In the format of
  *                                        safetensors, with another ending: engines load every *.safetensors of a folder
  *        /trainer.json                   the manifest, written last: step, tokens, loader position, counts of the optimizer's
- *                                        states, columns of the recipe, files and sizes, checksums of all tensors, SavedAs,
+ *                                        states, bias of routers, columns of the recipe, files and sizes, checksums of all tensors, SavedAs,
  *                                        and for adapters a hash of the base
  *
  * With adapters, as PEFT saves them, without a copy of the base:
@@ -50,6 +50,10 @@ typedef struct {
     uint64_t base_fingerprint;
     /* losses and norms of the last steps, so that a resumed run detects the same spikes */
     SpikeWindow spikes;
+    /* [router_biases] the routers' bias (Experts.bias_gamma), block by block; malloc'ed. NULL:
+     * zeros */
+    float *router_bias;
+    int router_biases;
 } TrainState;
 
 enum { CHECKPOINT_VERSION = 1 }; /* format_version of trainer.json */

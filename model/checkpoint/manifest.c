@@ -79,6 +79,19 @@ static void read_spikes(SpikeWindow *w, const json_t *spikes, const char *path)
             (int)SPIKES_WINDOW);
 }
 
+/* Reads a list of numbers. */
+static void read_router_bias(TrainState *s, const json_t *bias, const char *path)
+{
+    s->router_biases = (int)json_array_size(bias);
+    s->router_bias = xcalloc((size_t)s->router_biases, sizeof *s->router_bias);
+    for (int i = 0; i < s->router_biases; i++) {
+        const json_t *x = json_array_get(bias, (size_t)i);
+        if (!json_is_number(x))
+            value_json_wrong(path, "router_bias", "a list of numbers", x);
+        s->router_bias[i] = (float)json_number_value(x);
+    }
+}
+
 #define POSITION(field) offsetof(SourcePosition, field)
 
 /* Reads sources in the order of the file; first come the sources of the checkpoint's present
@@ -162,5 +175,7 @@ void manifest_state(TrainState *s, const json_t *manifest, const char *folder)
     read_mix(s, json_object_get(manifest, "mix"), path);
     if (spikes)
         read_spikes(&s->spikes, spikes, path);
+    if (json_object_get(manifest, "router_bias"))
+        read_router_bias(s, json_object_get(manifest, "router_bias"), path);
     free(path);
 }

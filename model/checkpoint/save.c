@@ -144,6 +144,14 @@ static json_t *mixed_sources(const TrainState *s)
     return all;
 }
 
+static json_t *router_bias(const TrainState *s)
+{
+    json_t *bias = json_array();
+    for (int i = 0; i < s->router_biases; i++)
+        json_array_append_new(bias, json_real((double)s->router_bias[i]));
+    return bias;
+}
+
 /* sums: checksums of the vision tower's tensors. */
 static json_t *manifest(json_t *files, json_t *sums)
 {
@@ -170,6 +178,8 @@ static json_t *manifest(json_t *files, json_t *sums)
                                       (json_int_t)n->average.count));
     if (s->base_fingerprint)
         json_object_set_new(o, "base_sample", hexadecimal(s->base_fingerprint));
+    if (s->router_bias && save.config->model.experts.bias_gamma > 0)
+        json_object_set_new(o, "router_bias", router_bias(s));
     return o;
 }
 
@@ -327,6 +337,10 @@ static void begin(const Config *c, const ParamStore *store, const TrainState *s,
     checkpoint_finish();
     save.config = c;
     save.state = *s;
+    if (s->router_bias) { /* later steps change it */
+        const size_t bytes = sizeof *s->router_bias * (size_t)s->router_biases;
+        save.state.router_bias = memcpy(xmalloc(bytes), s->router_bias, bytes);
+    }
     save.counts = store->counts;
     save.kind = kind;
     save.folder = choose_folder(c->save_folder, s->step);
@@ -357,6 +371,7 @@ static void close_save(void)
     layout_free(&save.optimizer);
     free(save.own);
     free(save.folder);
+    free(save.state.router_bias);
     save.config = NULL;
 }
 

@@ -34,12 +34,28 @@ static void check_strategy(const Reader *r)
             reader_where(r, "tiled_mlp_tokens"));
 }
 
+/* No class of transformers with experts that the program reads has a bias of the choice. */
+static void check_bias(const Reader *r)
+{
+    const ModelConfig *m = &r->s->c.model;
+    if (m->experts.bias_gamma == 0)
+        return;
+    if (m->lora.rank > 0)
+        die("%s: model.bias_gamma is not supported with adapters; leave it out",
+            reader_where(r, "model.bias_gamma"));
+    if (!config_forward_only(&r->s->c))
+        warn("%s: model.bias_gamma: checkpoints have the bias of routers in trainer.json, which "
+             "only this program reads; other programs choose other experts, and --export is "
+             "refused",
+             reader_where(r, "model.bias_gamma"));
+}
+
 /* Without experts the keys of the router have no effect. */
 static void note_idle(Reader *r)
 {
     static const char *const keys[] = { "model.num_experts_per_tok", "model.norm_topk_prob",
                                         "model.router_aux_loss", "model.router_aux_loss_coef",
-                                        "model.router_z_loss_coef" };
+                                        "model.router_z_loss_coef", "model.bias_gamma" };
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
         if (reader_given(r, keys[i]))
             reader_note(r, "%s (there is no model.num_experts)", keys[i]);
@@ -53,5 +69,6 @@ void check_experts(Reader *r)
     }
     check_count(r);
     check_adapters(r);
+    check_bias(r);
     check_strategy(r);
 }

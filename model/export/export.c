@@ -390,6 +390,18 @@ static void open_others(Export *x, const ModelConfig *m, const ExportOptions *o)
 
 /* ---- the whole ------------------------------------------------------------------------------- */
 
+/* A bias of routers (Experts.bias_gamma) is in trainer.json alone. */
+static void refuse_router_bias(const Export *x, const Architecture *a)
+{
+    json_t *manifest = weight_files_manifest(x->folder);
+    if (json_object_get(manifest, "router_bias"))
+        die("%s: %s was trained with model.bias_gamma, but %s has no place for the bias of its "
+            "routers, so other programs would choose other experts. Train some more steps with "
+            "--model.bias_gamma=null, and export these",
+            x->option, x->folder, a->class);
+    json_decref(manifest);
+}
+
 Export export_open(const ExportOptions *o)
 {
     static const char *const dtypes[] = {
@@ -410,6 +422,7 @@ Export export_open(const ExportOptions *o)
         x.weight = o->weights[0];
         open_others(&x, &m, o);
     }
+    refuse_router_bias(&x, m.architecture);
     tokenizer_files_read(x.folder, x.base);
     tower_read(&x.source);
     if (m.experts.count > 0 && o->num_calibration > 0)

@@ -21,4 +21,9 @@
                C(model.experts.balance_coef), "factor of the load-balancing loss"), \
         NUMBER("model.router_z_loss_coef", DOUBLE, "0", 0, 1e6, C(model.experts.z_coef), \
                "factor of the router's z-loss, the mean square of log sum exp of its logits " \
-               "(OLMoE: 0.001)")
+               "(OLMoE: 0.001)"), \
+        OPTION("model.bias_gamma", DOUBLE, "null", 0, TINY, 1, C(model.experts.bias_gamma), \
+               "balance the experts without a loss: each step adds this to a bias of the experts " \
+               "with fewer tokens than the mean, and subtracts it for those with more. The bias " \
+               "changes which experts compute a token, not their weights (OLMo-core). null: no " \
+               "bias")

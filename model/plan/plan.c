@@ -559,6 +559,9 @@ void plan_units(Arena *arena, Arena *amaxes, Model *m, const ParamStore *store)
     m->bytes.blocks = m->text.forward_only ? 0 : p->arena->used - before;
     plan_unit(p, last);
     plan_outgoing(p);
+    if (m->text.config->experts.bias_gamma > 0)
+        m->text.router.bias = tensor_alloc(p->arena, (Format){ F32, 0, false }, m->text.L,
+                                           m->text.config->experts.count);
     if (!m->text.forward_only) {
         plan_work(p);
         plan_expert_work(p);

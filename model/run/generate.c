@@ -22,6 +22,7 @@
 #include "model/run/inputs.h"
 #include "model/predict/memory.h"
 #include "model/evaluate/open_data.h"
+#include "model/run/router_report.h"
 #include "model/run/run.h"
 #include "model/sampling.h"
 #include "model/parallel/stages.h"
@@ -123,8 +124,10 @@ static void open_generator(Generator *g, const Config *c)
     memory_plan(&g->model, &g->store, &g->config);
     memory_check_host(&g->model, &g->store, &g->config);
     model_alloc(&g->model, &g->store, &g->config);
-    TrainState unread;
-    checkpoint_load(folder, &g->config, &g->store, &unread, false);
+    TrainState state = { 0 };
+    checkpoint_load(folder, &g->config, &g->store, &state, false);
+    router_load_bias(&g->model.text, &state, folder);
+    free(state.router_bias);
     find_stops(g, folder);
     g->logits = xmalloc(sizeof *g->logits * (size_t)c->model.vocab_size);
     g->tokens = xmalloc(sizeof *g->tokens * (size_t)g->config.model.max_sequence_length);

@@ -1,16 +1,19 @@
 #include "model/run/router_report.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/error.h"
+#include "model/block/experts.h"
 #include "model/run/log.h"
 
-/* The sums of all ranks: (L + 1, 2E + 3), as in RouterLosses. The caller frees them. */
-static double *sums_of(const Stream *s)
+double *router_sums(const Stream *s)
 {
     const Tensor sums = s->router.sums;
+    if (s->config->experts.count == 0)
+        return NULL;
     const size_t count = tensor_numel(sums);
     float *own = xmalloc(sizeof *own * count);
     double *all = xmalloc(sizeof *all * count);
@@ -35,15 +38,13 @@ static json_t *counts_json(const double *sums, int L, int E)
     return blocks;
 }
 
-json_t *router_report(const Run *r, bool detailed)
+json_t *router_report(const Stream *s, const double *sums, bool detailed)
 {
-    const Stream *s = &r->model.text;
     const int L = s->L, E = s->config->experts.count, width = 2 * E + 3;
     double balance = 0, squares = 0, entropy = 0, tokens = 0, largest = 0;
     int idle = 0;
-    if (E == 0)
+    if (!sums || comm_rank() != 0)
         return NULL;
-    double *sums = sums_of(s);
     for (int l = 0; l <= L; l++)
         balance += sums[l * width + 2 * E + 2];
     for (int l = 0; l < L; l++) {
@@ -67,9 +68,44 @@ json_t *router_report(const Run *r, bool detailed)
     json_object_set_new(o, "router/dropped_tokens", json_integer(0));
     if (detailed)
         json_object_set_new(o, "router/tokens_per_expert", counts_json(sums, L, E));
-    free(sums);
-    if (comm_rank() == 0)
-        return o;
-    json_decref(o);
-    return NULL;
+    return o;
+}
+
+/* ---- the routers' bias ----------------------------------------------------------------------- */
+
+void router_load_bias(Stream *s, const TrainState *t, const char *folder)
+{
+    const Experts *e = &s->config->experts;
+    if (t->router_bias && e->bias_gamma == 0)
+        warn("%s was trained with a bias of its routers, which this run leaves out: other experts "
+             "compute some tokens. --model.bias_gamma=GAMMA uses the bias",
+             folder);
+    if (t->router_bias && e->bias_gamma > 0 && t->router_biases != s->L * e->count)
+        die("%s/trainer.json: router_bias has %d numbers; expected %d, one for each expert of each "
+            "block",
+            folder, t->router_biases, s->L * e->count);
+    experts_set_bias(s, t->router_bias);
+}
+
+void router_move_bias(Stream *s, TrainState *t, const double *sums)
+{
+    const int L = s->L, E = s->config->experts.count;
+    const float gamma = (float)s->config->experts.bias_gamma;
+    if (gamma == 0)
+        return;
+    if (!t->router_bias) {
+        t->router_biases = L * E;
+        t->router_bias = xcalloc((size_t)t->router_biases, sizeof *t->router_bias);
+    }
+    for (int l = 0; l < L; l++) {
+        const double *count = sums + l * (2 * E + 3);
+        double all = 0;
+        for (int e = 0; e < E; e++)
+            all += count[e];
+        for (int e = 0; e < E; e++) { /* E count and all are whole numbers */
+            const double above = E * count[e] - all;
+            t->router_bias[l * E + e] += above > 0 ? -gamma : above < 0 ? gamma : 0;
+        }
+    }
+    experts_set_bias(s, t->router_bias);
 }

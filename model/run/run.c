@@ -27,6 +27,7 @@
 #include "model/predict/pipeline_plan.h"
 #include "model/predict/plan_time.h"
 #include "model/run/resume.h"
+#include "model/run/router_report.h"
 #include "model/run/save_folder.h"
 #include "model/update/schedule.h"
 #include "kernels/runtime/version.h"
@@ -182,6 +183,9 @@ static void load_or_initialize(Run *r)
     TrainState s = r->state;
     const bool ours = checkpoint_load(folder, c, &r->store, &s, !new_optimizer);
     r->state.base_fingerprint = s.base_fingerprint;
+    r->state.router_bias = s.router_bias;
+    r->state.router_biases = s.router_biases;
+    router_load_bias(&r->model.text, &s, folder);
     if (ours && !new_trainer) {
         continue_data(r, &s);
         r->state = s;
@@ -390,6 +394,7 @@ static void open_to_evaluate(Run *r)
         save_folder_make(c->save_folder);
     plan_and_place(r);
     const bool ours = checkpoint_load(folder, c, &r->store, &r->state, false);
+    router_load_bias(&r->model.text, &r->state, folder);
     if (comm_rank() == 0)
         printf("loaded %s%s\n%s", folder, ours ? ", a checkpoint of coat.c" : "", r->validation);
     r->log = log_open_eval(c, folder);
@@ -446,6 +451,7 @@ void run_close(Run *r)
     log_close(r->log);
     free(r->validation);
     free(r->begins);
+    free(r->state.router_bias);
     if (r->loader)
         loader_close(r->loader);
     model_free(&r->model, &r->store);

@@ -102,6 +102,7 @@ typedef struct {
     Tensor sums;
     Tensor pooled;    /* (1, 2E + 2) BALANCE_POOLED: sum of the blocks' statistics */
     float balance, z; /* factors of route_backward */
+    Tensor bias;      /* (L, E) F32, what `route` adds to p; absent without bias_gamma */
 } RouterLosses;
 
 /* The residual stream: rows of one width that pass through the blocks, and what all blocks share to

@@ -105,6 +105,9 @@ typedef struct {
     bool normalize;
     BalanceLoss balance;
     double balance_coef, z_coef; /* factors of the router's losses */
+    /* with a bias (RouterLosses.bias), how far a step moves it; 0: no bias [OLMo-core,
+     * MoERouterConfig.bias_gamma] */
+    double bias_gamma;
 } Experts;
 
 /* The architecture of a model, with its adapters. */

@@ -195,13 +195,7 @@ Param param_stack(const Param *p)
 
 Tensor param_tensor(const UnitTensors *u, const Param *p)
 {
-    Tensor t = u->tensor[p->id];
-    t.rows /= p->items;
-    const size_t first = (size_t)p->item * tensor_numel(t);
-    t.data = t.data ? (char *)t.data + first * dtype_size(t.format.dtype) : NULL;
-    t.data_t = t.data_t ? (char *)t.data_t + first : NULL;
-    t.scale = t.scale ? (float *)t.scale + SCALE_FLOATS * p->item : NULL;
-    return t;
+    return tensor_item(u->tensor[p->id], p->item, p->items);
 }
 
 void unit_check_size(const UnitLayout *u, int unit)

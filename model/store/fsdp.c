@@ -38,7 +38,7 @@ static void make_copies(const ParamStore *store, int u, int uses)
         } else if (c->step == DEQUANTIZE)
             nf4_dequantize(to, param_nf4(c->param, c->from.data, store->plain_nf4));
         else
-            quantize_codes(to, c->from);
+            quantize_item_codes(to, c->from, c->items);
     }
 }
 
@@ -357,7 +357,7 @@ static void update_scales(ParamStore *store, bool frozen_too)
             if ((c->step == CAST || c->step == CAST_SLICE || (c->step == ENCODE && frozen_too)) &&
                 format_is_fp8(c->to.format) && c->param->region != QUANTIZED &&
                 (frozen_too || c->param->region == TRAINED))
-                quantize_scale(c->to, c->from);
+                quantize_item_scales(c->to, c->from, c->items);
     if (store->shards * store->tensor_ranks > 1)
         comm_all_reduce_max(scales, fsdp_all(store));
 }

@@ -363,17 +363,35 @@ static void place_weights(ParamStore *store)
 
 /* ---- the list of copies ---------------------------------------------------------------------- */
 
-static void add_copy(UnitPlan *plan, Step step, const Param *p, Tensor from, Tensor to)
+static void add_copy(UnitPlan *plan, Step step, const Param *p, int items, Tensor from, Tensor to)
 {
     plan->copy = xrealloc(plan->copy, (size_t)(plan->num_copies + 1) * sizeof *plan->copy);
-    plan->copy[plan->num_copies++] = (Copy){ step, uses_of[step], p, from, to };
+    plan->copy[plan->num_copies++] = (Copy){ step, uses_of[step], p, items, from, to };
     plan->made |= uses_of[step];
+}
+
+/* Whether one copy makes this step for the item p and for the item before p. Of slices, it does so
+ * if this rank has all of both items. */
+static bool joins_previous(const ParamStore *store, int u, const Param *p, Step step)
+{
+    const Shard *s = &store->shard[u];
+    size_t first;
+    if (p->item == 0)
+        return false;
+    return step == CAST || step == TRANSPOSE ||
+           (step == CAST_SLICE && shard_part(s, p - 1, &first) == p->stored &&
+            shard_part(s, p, &first) == p->stored);
 }
 
 static void add_step(ParamStore *store, int u, const Param *p, Step step)
 {
     Tensor w = param_tensor(&store->unit[u], p), from = w;
     size_t first, n = shard_part(&store->shard[u], p, &first);
+    int items = 1;
+    if (joins_previous(store, u, p, step))
+        return;
+    while (p->item + items < p->items && joins_previous(store, u, p + items, step))
+        items++;
     if (step == CAST_SLICE || step == REPLICATE) {
         if (n == 0)
             return;
@@ -392,7 +410,9 @@ static void add_step(ParamStore *store, int u, const Param *p, Step step)
         from.cols = w.cols = p->rows * p->cols;
         from.rows = w.rows = 1;
     }
-    add_copy(&store->plan[u], step, p, from, w);
+    from.rows *= items;
+    w.rows *= items;
+    add_copy(&store->plan[u], step, p, items, from, w);
 }
 
 /* Lists the gather of a region. A slice that was cast to its place in the buffer is gathered in
@@ -416,8 +436,8 @@ static void add_gather(ParamStore *store, int u, Region r, bool casts)
         own = tensor_flat(own, s->count);
     }
     if (fetches)
-        add_copy(&store->plan[u], FETCH, NULL, s->gather_input, own);
-    add_copy(&store->plan[u], GATHER, NULL, own, whole);
+        add_copy(&store->plan[u], FETCH, NULL, 1, s->gather_input, own);
+    add_copy(&store->plan[u], GATHER, NULL, 1, own, whole);
 }
 
 /* Lists the copies from master weights on the host to the tensor from which operands are gathered
@@ -430,7 +450,7 @@ static void add_encode(ParamStore *store, int u, const Param *p)
         return;
     Tensor to = slice_view(s, s->gather_input, p->offset + first, n);
     to.scale = param_tensor(&store->unit[u], p).scale;
-    add_copy(&store->plan[u], ENCODE, p, shard_weights(&store->shard[u], p, first, n), to);
+    add_copy(&store->plan[u], ENCODE, p, 1, shard_weights(&store->shard[u], p, first, n), to);
 }
 
 /* Lists the copies of a unit: first, region by region, each rank's work on its slices and the

@@ -71,8 +71,9 @@ static size_t largest_group(const ParamStore *store, const Shard *s)
     return group;
 }
 
-/* Elements of a parameter that this rank owns and updates at once: n elements from its `first` on.
- * Includes the padding (zeros) of a state's last group. */
+/* Elements of a parameter that this rank owns and updates at once: n elements from its `first` on,
+ * which may go on in the items after `param`. Includes the padding (zeros) of a state's last
+ * group. */
 typedef struct {
     int unit;
     const Param *param;
@@ -109,22 +110,29 @@ static void add_bucket(ParamStore *store, Buckets *all, int u, const Param *p, s
 }
 
 /* Adds the buckets of a parameter. A parameter without elements on this rank also gets a bucket if
- * all ranks compute the scale of its codes together. */
+ * all ranks compute the scale of its codes together. Items whose elements are consecutive in memory
+ * and in the model are updated together, unless they are fetched from the host one by one. */
 static void add_buckets(ParamStore *store, Buckets *all, int u, const Param *p)
 {
     const size_t group = largest_group(store, &store->shard[u]);
-    const bool whole =
-        store_on_host(store, u, HOST_MASTER) || !store_on_host(store, u, HOST_MOMENTS);
-    size_t first, n = shard_part(&store->shard[u], p, &first);
+    const bool master = store_on_host(store, u, HOST_MASTER),
+               moments = store_on_host(store, u, HOST_MOMENTS),
+               joins = p->tensor_ranks == 1 && !master && !moments;
+    const size_t most = moments && !master ? update_bucket : INT32_MAX / PARAM_ALIGN * PARAM_ALIGN;
+    Param stored = *p;
+    size_t first;
+    if (joins && p->item > 0)
+        return;
+    if (joins)
+        stored.stored *= (size_t)p->items;
+    const size_t n = shard_part(&store->shard[u], &stored, &first);
     for (size_t done = 0; done < n || (n == 0 && done == 0 && store_encodes(store, u, p));
-         done += update_bucket) {
-        size_t count = !whole && n - done > update_bucket ? update_bucket : n - done;
+         done += most) {
+        size_t count = n - done < most ? n - done : most;
         if (group)
             count = (count + group - 1) / group * group;
         all->bucket = xrealloc(all->bucket, sizeof *all->bucket * ((size_t)all->count + 1));
         add_bucket(store, all, u, p, first + done, count);
-        if (whole)
-            return;
     }
 }
 
