@@ -51,13 +51,15 @@ def make_pairs(longest_prompt):
     ids = lambda n: [draw.randrange(1, VOCABULARY) for _ in range(n)]
     pairs = [[ids(draw.randint(1, longest_prompt)), ids(draw.randrange(1, 9)) + [EOS], ids(draw.randrange(1, 9)) + [EOS]]
              for _ in range(PAIRS)]
-    pairs[1][1] = [EOS]                 # an empty answer
+    if longest_prompt > 1:
+        pairs[1][1] = [EOS]             # an empty answer, of which TRL's ORPO is NaN
     pairs[2][2] = list(pairs[2][1])     # equal sides
     return pairs
 
 
 def as_text(ids):
-    return " ".join(f"t{i}" for i in ids if i != EOS)
+    """TRL joins the texts of prompt and answer, so each begins with a space."""
+    return "".join(f" t{i}" for i in ids if i != EOS)
 
 
 class InOrder:
