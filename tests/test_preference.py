@@ -158,6 +158,12 @@ class PreferenceTest(unittest.TestCase):
                 at += len(prompt) + len(side)
         self.assertAlmostEqual(sum(sums[::2]) / 8, expected["logps/chosen"][0], 3)
         self.assertAlmostEqual(sum(sums[1::2]) / 8, expected["logps/rejected"][0], 3)
+        for i, more in enumerate(({}, {"parallelism.context": 2}, {"parallelism.pipeline": 2})):
+            other = os.path.join(self.top, f"scores{i}")            # of documents that are no pairs
+            self.call({**settings, **more, "preference.loss": "none", "score": other}, ranks=2)
+            with open(glob.glob(os.path.join(other, "logps-*.f32"))[0], "rb") as file:
+                found = struct.unpack(f"<{len(logps)}f", file.read())
+            self.assertLess(max(abs(a - b) for a, b in zip(found, logps)), 1e-4, more)
         reference = {"preference.reference": scores}
         self.assert_close(self.train({**settings, **reference}), expected, "with --score")
         for wrong in ({"recipe": "bf16"}, {"model.max_sequence_length": 64}, {"load_path": os.path.join(TOP, "tests/golden/olmo2")}):

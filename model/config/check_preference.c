@@ -67,10 +67,6 @@ static void check_score(const Reader *r)
         refuse(r, "score", c->score,
                "scores documents: it needs --data.packing=best_fit, and data.paths instead of "
                "data.mix");
-    if (context_ranks(&c->strategy) > 1 || tensor_ranks(&c->strategy) > 1 ||
-        pipeline_stages(&c->strategy) > 1)
-        refuse(r, "score", c->score,
-               "does not support parallelism.context, parallelism.tensor and parallelism.pipeline");
 }
 
 void check_preference(Reader *r)
