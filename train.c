@@ -174,23 +174,23 @@ static StepStats train_step(Run *r, double labels)
     if (labels == 0) /* without labels there is no mean */
         loss = (Losses){ NAN, NAN };
     double *routed = router_sums(&r->model.text);
-    StepStats t = { .step = s->step,
-                    .tokens = s->tokens,
-                    .share = r->batch.share,
-                    .labels = (long)labels,
-                    .loss = pairs ? pair_loss : loss.loss,
-                    .pairs = pairs ? r->pair_sums : NULL,
-                    .cross_entropy = loss.loss,
-                    .zloss = loss.zloss,
-                    .grad_norm = norm,
-                    .exposed_ms = exposed,
-                    .clip = max_norm > 0 ? fmin(1, max_norm / (norm + 1e-6)) : 1,
-                    .lr = schedule_lr(c, r->length, s->step, s->tokens),
-                    .finite =
-                        (labels == 0 || isfinite(pairs ? pair_loss : loss.loss)) && isfinite(norm),
-                    .scores = { NAN, NAN },
-                    .router = router_report(&r->model.text, routed,
-                                            is_due(s->step, c->console_log_interval)) };
+    StepStats t = {
+        .step = s->step,
+        .tokens = s->tokens,
+        .share = r->batch.share,
+        .labels = (long)labels,
+        .loss = pairs ? pair_loss : loss.loss,
+        .pairs = pairs ? r->pair_sums : NULL,
+        .cross_entropy = loss.loss,
+        .zloss = loss.zloss,
+        .grad_norm = norm,
+        .exposed_ms = exposed,
+        .clip = max_norm > 0 ? fmin(1, max_norm / (norm + 1e-6)) : 1,
+        .lr = schedule_lr(c, r->length, s->step, s->tokens),
+        .finite = (labels == 0 || isfinite(pairs ? pair_loss : loss.loss)) && isfinite(norm),
+        .scores = { NAN, NAN },
+        .router = router_report(&r->model.text, routed, is_due(s->step, c->console_log_interval))
+    };
     if (t.finite && labels > 0)
         t.scores = spikes_add(&s->spikes, t.loss, t.grad_norm);
     t.spike = spikes_exceed(t.scores);

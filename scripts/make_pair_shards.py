@@ -163,6 +163,7 @@ def make_shards(args, now, output):
 
 
 # Loss, learning rate and schedule of Tulu-3-8B. With scales of a micro-batch, policy and reference measure FP8 scales in the same way.
+# BF16 master weights are rounded stochastically. At this learning rate, the noise of rounding is larger than the updates.
 USUAL = """\
 preference: {loss: dpo_norm}            # beta 5
 max_duration: 1ep
@@ -172,6 +173,7 @@ max_grad_norm: 1.0
 optimizer: {learning_rate: 5.0e-7, eps: 1.0e-8, weight_decay: 0}      # with --lora.rank=16 (adapters): 1.0e-5
 scheduler: {name: linear_with_warmup, warmup_fraction: 0.1, warmup_min_lr: 0, alpha_f: 0}
 fp8: {scales: microbatch}
+format: {master: f32}                   # bf16: two bytes less per parameter, but noise in small updates
 save_interval: 500
 save_num_checkpoints_to_keep: 1"""
 
