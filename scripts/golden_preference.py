@@ -103,7 +103,7 @@ def main():
         print(name, metrics["preference/loss"])
         golden["runs"].append({"loss": name.split(" ")[0], "settings": settings, "data": data, "metrics": metrics})
     with open(OUTPUT, "w") as file:
-        json.dump(golden, file, indent=1)
+        file.write(json.dumps(golden).replace("}, {\"loss\"", "},\n{\"loss\"") + "\n")
 
 
 if __name__ == "__main__":

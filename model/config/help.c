@@ -67,6 +67,7 @@ static const struct {
     { "optimizer.name", "Optimizer" },
     { "scheduler.name", "LR schedule" },
     { "average.last", "Training step" },
+    { "preference.loss", "Preference pairs" },
     { "save_folder", "Checkpoints" },
     { "eval_interval", "Evaluation" },
     { "fsdp.sharding_strategy", "Parallelism" },

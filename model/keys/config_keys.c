@@ -307,8 +307,6 @@ const ConfigKey config_keys[] = {
            "what to do at a spike: a step whose loss or gradient norm is more than 6 standard deviations above the mean of the "
            "last 128 steps. warn: print a warning; skip: print a warning and skip the update, as OLMo-core's SkipStepOptimizer; "
            "stop: end the run and keep the state before the step"),
-    PREFERENCE_ROWS,
-
     OTHER ("softmax_auxiliary_loss", BOOL, "false", X(softmax_auxiliary_loss),
            "add the z-loss: auxiliary_loss_multiplier * log(Z)^2"),
     OPTION("auxiliary_loss_multiplier", DOUBLE, "1e-4", 0, 0, 1e3, X(auxiliary_loss_multiplier), "factor of the z-loss"),
@@ -319,6 +317,8 @@ const ConfigKey config_keys[] = {
            "Each tile has its own FP8 scales. 0: tiles of 16384 tokens if the run fits device_memory only with tiles, else no "
            "tiles. If the value is at least the number of tokens of a micro-batch, there are no tiles. With quant_stats_interval "
            "there are no tiles, either"),
+
+    PREFERENCE_ROWS,
 
     /* ---- saving and loading ---- */
     OTHER ("save_folder", STRING, "null", C(save_folder), "folder of checkpoints and metrics; default: runs/<run_name>"),
