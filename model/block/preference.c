@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "kernels/runtime/device.h"
-#include "kernels/runtime/watchdog_marks.h"
 
 static int next_begin(const uint8_t *begins, int t, int T)
 {
@@ -100,7 +99,6 @@ float preference_weigh(Model *m)
     float *losses = p->host, *weight = p->host + N, largest = 0;
     if (!p->targets) /* a rehearsal */
         return 1;
-    watchdog_mark("reading the log-probabilities of pairs", -1);
     device_get(losses, m->losses, N * sizeof *losses);
     memset(weight, 0, N * sizeof *weight);
     for (size_t at = 0; at < N; at += (size_t)T)
