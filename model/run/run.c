@@ -388,8 +388,9 @@ static void open_to_evaluate(Run *r)
     const Config *c = r->config;
     const char *folder = c->load_folder;
     if (!folder)
-        die("eval_only and score: there is no model; give a checkpoint or a Hugging Face folder: "
-            "--load_path=FOLDER");
+        die("%s: there is no model; give a checkpoint or a Hugging Face folder: "
+            "--load_path=FOLDER",
+            c->score ? "score" : "eval_only");
     if (c->save_folder && comm_rank() == 0)
         save_folder_make(c->save_folder);
     plan_and_place(r);
