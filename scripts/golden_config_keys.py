@@ -33,6 +33,7 @@ SIZES = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_atte
              max_position_embeddings=64)
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=8192)
 LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=128)
+EXPERTS = dict(num_experts=4, num_experts_per_tok=2)
 MIXED = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
 
 # config.json of each class, and the rope_scaling whose keys are tried
@@ -46,6 +47,9 @@ CLASSES = {
     "Qwen2ForCausalLM": (dict(model_type="qwen2", use_sliding_window=True, sliding_window=5, max_window_layers=1), YARN),
     "Qwen3ForCausalLM": (dict(model_type="qwen3", head_dim=8, use_sliding_window=True, sliding_window=5, max_window_layers=1),
                          YARN),
+    "OlmoeForCausalLM": (dict(model_type="olmoe", **EXPERTS), YARN),
+    "Qwen3MoeForCausalLM": (dict(model_type="qwen3_moe", head_dim=8, moe_intermediate_size=24, use_sliding_window=True,
+                                 sliding_window=5, **EXPERTS), YARN),
     "SmolLM3ForCausalLM": (dict(model_type="smollm3", no_rope_layer_interval=2, tie_word_embeddings=False), YARN),
 }
 
@@ -66,7 +70,8 @@ VALUES = dict(
     auto_map={"AutoConfig": "configuration_other.OtherConfig"}, pruned_heads={"0": [1]}, vision_feature_select_strategy="full",
     quantization_config=dict(quant_method="fp8", activation_scheme="dynamic", weight_block_size=[64, 64]),
     fusion_config={"patch_embeddings": True}, num_return_sequences=1, bad_words_ids=[[1]], suppress_tokens=[1],
-    begin_suppress_tokens=[1],
+    begin_suppress_tokens=[1], num_experts=3, num_local_experts=3, num_experts_per_tok=1, moe_intermediate_size=16,
+    decoder_sparse_step=2, mlp_only_layers=[1],
     # keys of rope_scaling
     rope_type="linear", type="linear", truncate=False, mscale=0.5, mscale_all_dim=0.25, attention_factor=2.0, factor=2.0,
     beta_fast=256.0, beta_slow=2.0, low_freq_factor=2.0, high_freq_factor=8.0, short_factor=[2.0] * 4, long_factor=[2.0] * 4,
@@ -117,7 +122,9 @@ def passes(model, tokens):
     torch.manual_seed(0)
     model.train()
     model(tokens, labels=tokens, return_dict=True).loss.backward()
-    return dict(model=logits, decoding=torch.stack(steps), training=[p.grad.clone() for p in model.parameters()])
+    # an expert without tokens has no gradient
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
+    return dict(model=logits, decoding=torch.stack(steps), training=gradients)
 
 
 def load(folder):
