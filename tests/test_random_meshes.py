@@ -259,7 +259,7 @@ def failure(number):
 @unittest.skipUnless(os.path.exists(TRAIN), f"needs {TRAIN}")
 class RandomMeshes(unittest.TestCase):
     def test_six(self):
-        for number in (1, 2, 5, 6, 7, 36):       # Muon, 8-bit AdamW, each kind of ranks: 36 has tensor ranks
+        for number in (1, 2, 5, 6, 7, 36):       # Muon, experts, 8-bit AdamW, each kind of ranks: 36 has tensor ranks
             with self.subTest(number=number):
                 self.assertIsNone(failure(number))
 

@@ -407,7 +407,8 @@ static int expected_bias(float bias[BIASES], const char *run)
     FILE *f = fopen(path, "r");
     assert_non_null(f);
     for (; fgets(line, sizeof line, f); steps++) {
-        json_t *o = json_loads(line, 0, NULL), *all = json_object_get(o, "router/tokens_per_expert");
+        json_t *o = json_loads(line, 0, NULL),
+               *all = json_object_get(o, "router/tokens_per_expert");
         for (int i = 0; i < BIASES; i++) {
             const json_t *loads = json_array_get(all, (size_t)(i / BIAS_EXPERTS));
             double mean = 0, load;

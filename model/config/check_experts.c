@@ -54,8 +54,8 @@ static void check_bias(const Reader *r)
 static void note_idle(Reader *r)
 {
     static const char *const keys[] = { "model.num_experts_per_tok", "model.norm_topk_prob",
-                                        "model.router_aux_loss", "model.router_aux_loss_coef",
-                                        "model.router_z_loss_coef", "model.bias_gamma" };
+                                        "model.router_aux_loss",     "model.router_aux_loss_coef",
+                                        "model.router_z_loss_coef",  "model.bias_gamma" };
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++)
         if (reader_given(r, keys[i]))
             reader_note(r, "%s (there is no model.num_experts)", keys[i]);
