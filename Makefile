@@ -43,13 +43,13 @@ NV_FLAGS  := -std=c++17 -O3 -lineinfo -I. $(DEPS_FLAGS)
 LIBS      := $(DEPS_LIBS) $(YAML_LIBS) $(JSON_LIBS) $(ZLIB_LIBS) $(MPI_LIBS) -lm -lpthread -ldl
 ifeq ($(BACKEND),cuda)
 CC_FLAGS  += -I$(CUDA_HOME)/include -I$(NCCL_HOME)/include
-# The GPUs found, from 8.0 on; the environment's ARCH may mean the processor.
+# The GPUs found, of compute capability 8.0 and later. ARCH of the environment is ignored: it may be the processor's architecture.
 ifneq ($(origin ARCH),command line)
 GPUS      := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
                sed -nE 's/^([89]|[1-9][0-9])\.([0-9])$$/\1\2/p' | sort -nu)
 ARCH      := $(or $(patsubst 90,90a,$(GPUS)),90a)
 endif
-# PTX of the last one too, which drivers compile for later GPUs; that of 90a is only for 9.0.
+# Also PTX of the last architecture, which drivers compile for later GPUs. PTX of 90a would run only on 9.0.
 NV_FLAGS  += $(foreach a,$(ARCH),-gencode=arch=compute_$a,code=sm_$a) -DARCHITECTURES='"$(strip $(ARCH))"'
 NV_FLAGS  += $(foreach a,$(filter-out %a %f,$(lastword $(ARCH))),-gencode=arch=compute_$a,code=compute_$a)
 CUDA_LIBS := $(foreach d,$(wildcard $(CUDA_HOME)/lib64 $(CUDA_HOME)/lib $(NCCL_HOME)/lib),-L$d -Wl,-rpath,$d)
@@ -63,14 +63,16 @@ endif
 ifeq ($(SANITIZE),thread)
 CC_FLAGS  += -fsanitize=thread
 LIBS      += -fsanitize=thread
-# Reports are files, so that no test overlooks one: some expect that the program fails. run-tests counts them.
+# Reports go to files, which run-tests counts, so that none is overlooked: some tests expect that the program fails.
 export TSAN_OPTIONS   = suppressions=$(CURDIR)/tests/tsan.supp:log_path=$(CURDIR)/$B/test-logs/report
-# Older compilers' sanitizer finds no place for its memory in a randomized layout of more than 28 bits (vm.mmap_rnd_bits).
+# The sanitizer of older compilers finds no place for its memory if addresses are randomized by more than 28 bits
+# (vm.mmap_rnd_bits).
 FIXED     := $(shell setarch -R true 2>/dev/null && echo setarch -R)
 else ifdef SANITIZE
 CC_FLAGS  += -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 LIBS      += -fsanitize=address,undefined
-# OpenMPI's own leaks are not reported. Tests of errors fork, which is slow with the 256 MB of freed memory that are kept otherwise.
+# OpenMPI's own leaks are not reported. Tests of errors fork, which would be slow with the 256 MB of freed memory that the
+# sanitizer keeps by default.
 export LSAN_OPTIONS  := suppressions=tests/lsan.supp:print_suppressions=0
 export ASAN_OPTIONS  := quarantine_size_mb=32
 export UBSAN_OPTIONS := print_stacktrace=1
@@ -137,7 +139,7 @@ $B/kernel_times.so: scripts/kernel_times.c
 	    -I$(CUDA_HOME)/include $< $(CUPTI) -Wl,-rpath,$(abspath $(dir $(CUPTI))),--disable-new-dtags -lpthread -ldl -o $@
 # Compiling a test takes longer than running its own code, except in tests that compute a lot themselves.
 $B/tests/test_%.c.o: CC_FLAGS += -O0
-$(patsubst %,$B/tests/test_%.c.o,attention coded_export experts_swiglu lora mesh rare_rows): CC_FLAGS += -O1
+$(patsubst %,$B/tests/test_%.c.o,attention coded_export context_ranks experts_swiglu lora mesh rare_rows): CC_FLAGS += -O1
 $B/%.c.o: %.c | check
 	@mkdir -p $(@D)
 	@echo "  CC    $<"
@@ -147,7 +149,7 @@ $B/%.cu.o: %.cu $B/arch | check
 	@echo "  NVCC  $<"
 	@$(NVCC) $(NV_FLAGS) $(NVCCFLAGS) -MMD -MP -c $< -o $@
 
-# The GPUs that .cu files were compiled for. The file becomes newer than they are when ARCH changes.
+# The architectures for which .cu files were compiled. When ARCH changes, this file becomes newer than the objects.
 $B/arch: always
 	@mkdir -p $(@D)
 	@echo '$(ARCH)' | cmp -s - $@ || echo '$(ARCH)' >$@
@@ -181,9 +183,10 @@ run-demo: $B/train
 test:
 	@$(INSTALL) libcmocka-dev
 	@$(MAKE) --no-print-directory $(PARALLEL) run-tests
-# The sanitizers leave these out: they start the program many times, and each start takes seconds there. The last line takes minutes
-# there, to look at memory, queues, times and numbers that the sanitizers do not see, of code that other tests run there.
-# ThreadSanitizer, which CI does not run, has all of them: threads end and wait where the program does.
+# A build with AddressSanitizer leaves these tests out. Those of the first three lines start the program many times, and each
+# start takes seconds with the sanitizer. Those of the last line would take minutes; they check memory, queues, times and numbers,
+# which the sanitizer does not see, and other tests run the same code with it. A build with ThreadSanitizer, which CI does not
+# use, runs all tests.
 STARTS     = $(patsubst %,$B/tests/test_%,average_runs batch_warmup calibrate_runs data_ends divergence duration eval_only extend faults \
              generate hangs length_warmup lora_runs mix_runs moved pipeline_runs save_folder signals skips train train_parity \
              verify \
@@ -194,7 +197,7 @@ run-tests: build-all
 quick:
 	@$(INSTALL) libcmocka-dev
 	@$(MAKE) --no-print-directory $(PARALLEL) run-quick
-# On two ranks; test_train_parity starts the program.
+# make quick leaves these tests out, and runs the others on two ranks. test_train_parity starts the program.
 LONG       = average_runs batch_warmup calibrate_runs checkpoint_async checkpoint_folders coded_export context_ranks \
              cpu_order_ranks data_ends divergence duration empty_grads_ranks eval_only extend faults fp8_ranges fsdp_ranks \
              generate hangs host_ranks hosts_ranks length_warmup lifetimes lora_runs mix_runs moved operations pipeline_ranks \
@@ -211,7 +214,7 @@ bench: $B/tests/bench_kernels $B/train
 	-@[ $(BACKEND) != cuda ] || $(MAKE) --no-print-directory BACKEND=cuda $B/kernel_times.so
 	@sh scripts/bench $B "$(LAUNCH)"
 
-# Its versions differ, so one is pinned: pip install clang-format==19.1.7
+# Its versions format differently, so one version is required: pip install clang-format==19.1.7
 CLANG_FORMAT ?= clang-format
 format:
 	@$(CLANG_FORMAT) --version 2>/dev/null | grep -qF ' 19.1.7' || { echo "need clang-format 19.1.7: pip install clang-format==19.1.7"; exit 1; }

@@ -20,8 +20,8 @@ static void add_token(Prompts *p, const PromptLine *at, size_t i, const json_t *
 {
     const json_int_t x = json_integer_value(id);
     if (!json_is_integer(id))
-        die("%s:%ld: element %zu of the tokens is no integer; expected %s", at->path, at->line, i,
-            expected);
+        die("%s:%ld: element %zu of the tokens is not an integer; expected %s", at->path, at->line,
+            i, expected);
     if (x < 0 || x >= at->limits->vocab)
         die("%s:%ld: token %lld is not in the vocabulary, which has ids from 0 to %d; was another "
             "tokenizer used?",

@@ -215,7 +215,7 @@ static Shard shard_open(const char *path, const DataSpec *spec)
     bool has_header = read_bin_header(&s);
     if (!has_header) {
         if (s.map_bytes % s.itemsize)
-            die("%s: %s has %zu bytes, which is no multiple of %d, the bytes of a token: "
+            die("%s: %s has %zu bytes, which is not a multiple of %d, the size of a token: "
                 "truncated, or of "
                 "another type? Download it again or set data.memmap_dtype (now %s)",
                 s.key, path, s.map_bytes, s.itemsize, s.itemsize == 2 ? "uint16" : "uint32");

@@ -9,13 +9,13 @@ char *shown_images_read(uint32_t **image, size_t *count, const json_t *list)
 {
     const size_t n = json_array_size(list);
     if (list && !json_is_array(list))
-        return xasprintf("\"images\" is no list; expected numbers of images, as [0, 7]");
+        return xasprintf("\"images\" is not a list; expected numbers of images, as [0, 7]");
     *image = xrealloc(*image, sizeof **image * (*count + n + 1));
     for (size_t i = 0; i < n; i++) {
         const json_t *number = json_array_get(list, i);
         const json_int_t x = json_integer_value(number);
         if (!json_is_integer(number) || x < 0 || x > UINT32_MAX)
-            return xasprintf("element %zu of the images is no number of an image", i);
+            return xasprintf("element %zu of the images is not the number of an image", i);
         (*image)[(*count)++] = (uint32_t)x;
     }
     return NULL;

@@ -53,13 +53,13 @@ void check_quantized(Tensor y, Tensor x)
 void check_items(const char *op, Tensor y, Tensor x, int items)
 {
     enum { TOGETHER = 16 }; /* elements that a GPU may access at once */
+    CHECK(!x.format.group && !y.format.group && !y.scale_amax,
+          "%s: items of %s from %s; expected no groups, and no scale that is reused", op,
+          format_name(y.format), format_name(x.format));
     if (items == 1)
         return;
     CHECK(items > 1 && x.rows % items == 0 && y.rows == x.rows && y.cols == x.cols,
           "%s: (%d, %d) from (%d, %d), of %d items", op, y.rows, y.cols, x.rows, x.cols, items);
-    CHECK(!x.format.group && !y.format.group && !y.scale_amax,
-          "%s: items of %s from %s; expected no groups, and no scale that is reused", op,
-          format_name(y.format), format_name(x.format));
     CHECK(tensor_numel(x) / (size_t)items % TOGETHER == 0,
           "%s: %d items of %d x %d elements; expected a multiple of %d in each", op, items,
           x.rows / items, x.cols, (int)TOGETHER);

@@ -29,7 +29,7 @@ static void check_f32_or_bf16(const char *op, const char *name, Tensor t, int ro
           format_name(t.format));
 }
 
-/* Checks an output that GEMMs may read. */
+/* Checks an output that may be an operand of GEMMs. */
 static void check_operand(const char *op, const char *name, Tensor t, int rows, int cols)
 {
     const bool fp8 = format_is_fp8(t.format) && !t.format.group;
@@ -115,7 +115,7 @@ void check_experts_sum(Tensor y, Tensor x, Tensor add, Routing r)
 
 /* ---- grouped GEMMs --------------------------------------------------------------------------- */
 
-/* w_rows: the rows of w or dw, which all experts share. */
+/* w_rows: number of rows of w or dw, which has the matrices of all experts. */
 static void check_matrices(const char *op, int w_rows, Routing r)
 {
     check_routing(op, r);

@@ -1,4 +1,4 @@
-/* Operations of an MLP of experts: the router, and SwiGLU MLPs of which each computes the tokens
+/* Operations of an MLP of experts: the router, and SwiGLU MLPs, each of which computes the tokens
  * that the router sends to it. kernels.h has the rules that hold for these operations, too.
  *
  * N tokens, C model width, E experts, k experts per token, F width of an expert. An assignment is a
@@ -8,8 +8,8 @@
  * sized by N*k, not by expert, because trained routers may give one expert ten times the mean.
  *
  * The matrices of all experts are one tensor w (E*O, C): the rows e*O .. e*O + O-1 belong to expert
- * e. If w is FP8, each expert's matrix has its own scale, SCALE_FLOATS floats apart, and its
- * own transposed codes: (C, O) at data_t + e*O*C. */
+ * e. If w is FP8, each expert's matrix has its own scale, SCALE_FLOATS floats apart, and its own
+ * transposed codes: (C, O) at data_t + e*O*C. */
 #pragma once
 #include "kernels/kernels.h"
 

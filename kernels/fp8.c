@@ -98,9 +98,9 @@ float fp8_max(DType d)
     return d == E4M3 ? 448 : 57344;
 }
 
-/* S = max|x| / max(format). An infinite maximum gives S = inf. Then x/S is 0 or NaN, and all values
- * are read back as NaN; with expansion infinite values are read back as NaN, other values as 0.
- * Training skips such a step. */
+/* S = max|x| / max(format). If the maximum is infinite, S is inf and x/S is 0 or NaN, so all values
+ * are read back as NaN. With expansion, infinite values are read back as NaN, and all others as 0.
+ * Training skips a step with such values. */
 float fp8_scale(float amax, DType d)
 {
     return fmaxf(amax, AMAX_MIN) / fp8_max(d);

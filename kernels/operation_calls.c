@@ -159,7 +159,7 @@ static double symmetric_columns(Tensor y)
         MEMORY((r).row, sizeof(int) * assignments_of(r), how), \
         MEMORY((r).assignment, sizeof(int) * rows_of(r), how), \
         MEMORY((r).first, sizeof(int) * ((size_t)(r).experts + 1), how)
-/* The scales of all items of a tensor without groups; IN and OUT name only the first. */
+/* The scales of all items of a tensor without groups; IN names only the first. */
 #define ITEM_SCALES(t, items, how) \
     MEMORY((t).scale, sizeof(float) * SCALE_FLOATS * (size_t)(items), how)
 #define ANGLES(a) FLOATS((a).rope, (a).T, (a).D, READS)

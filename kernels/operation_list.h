@@ -14,10 +14,11 @@ OP(quantize_scale, (Tensor y, Tensor x), (y, x), IN(x), SCALE(y))
 OP(quantize_scale_from, (Tensor y, const float *amax), (y, amax), MEMORY(amax, sizeof *amax, READS),
    SCALE(y))
 OP(quantize_codes, (Tensor y, Tensor x), (y, x), IN(x), OUT_AS_SCALED(y))
-OP(quantize_item_scales, (Tensor y, Tensor x, int items), (y, x, items), IN(x),
+OP(quantize_item_scales, (Tensor y, Tensor x, int items), (y, x, items), CODES(x, READS),
    ITEM_SCALES(x, items, READS), ITEM_SCALES(y, items, WRITES))
-OP(quantize_item_codes, (Tensor y, Tensor x, int items), (y, x, items), IN(x),
-   ITEM_SCALES(x, items, READS), OUT_AS_SCALED(y), ITEM_SCALES(y, items, READS))
+OP(quantize_item_codes, (Tensor y, Tensor x, int items), (y, x, items), CODES(x, READS),
+   ITEM_SCALES(x, items, READS), CODES(y, WRITES), TRANSPOSED(y, WRITES),
+   ITEM_SCALES(y, items, READS))
 OP(quantize_in_range, (Tensor y, Tensor x), (y, x), IN(x), OUT(y))
 OP(expand_operand, (Tensor y, Tensor x), (y, x), IN(x), OUT(y), TRANSPOSED(x, WRITES))
 OP(init_normal, (Tensor w, float std, float cutoff, uint64_t seed, uint64_t first),

@@ -31,7 +31,7 @@ def shown(value, most=60):
 
 
 def no_constant(name):
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def read_entry(line, where):
@@ -42,10 +42,10 @@ def read_entry(line, where):
         raise Bad(f"{where}: nested too deeply; expected a conversation in JSON")
     except ValueError as problem:
         if line.lstrip().startswith(b"["):
-            raise Bad(f"{where}: a list over many lines; expected an object per line: jq -c '.[]' FILE > FILE.jsonl")
+            raise Bad(f"{where}: a list over several lines; expected one object per line: jq -c '.[]' FILE > FILE.jsonl")
         raise Bad(f"{where}: {getattr(problem, 'msg', problem)}; expected a conversation in JSON")
     if not isinstance(entry, dict):
-        raise Bad(f"{where}: {shown(entry)}; expected an object (of a list make lines: jq -c '.[]' FILE > FILE.jsonl)")
+        raise Bad(f"{where}: {shown(entry)}; expected an object (to convert a list: jq -c '.[]' FILE > FILE.jsonl)")
     return entry
 
 

@@ -48,9 +48,10 @@ def read_text(path):
 
 
 def find_templates(folder, config):
-    """{name: (file, text)} of all templates. The first of these sources that exists is used: chat_template.jinja, whose name is
-    default, and additional_chat_templates/NAME.jinja; the chat_template of tokenizer_config.json, which is a text, called
-    default, or a list of templates with names; the chat_template of chat_template.json, which old image processors write."""
+    """{name: (file, text)} of all templates. They come from the first of these three sources that has any:
+    1. the file chat_template.jinja, which is the template named default, and the files additional_chat_templates/NAME.jinja;
+    2. chat_template in tokenizer_config.json: a list of named templates, or one text, which is the template named default;
+    3. chat_template in chat_template.json, which old image processors write, in the same two forms."""
     path, found = os.path.join(folder, "chat_template.jinja"), {}
     if os.path.isfile(path):
         found["default"] = path, read_text(path)
@@ -91,7 +92,7 @@ def name_thoughts(messages):
 
 class ChatTemplate:
     """files: tokenizer_files.load of the folder. now: the time that strftime_now gives the template, so that all conversations
-    have the same date; default: the current time. names: all words of the folder's templates; words: the words that are no keys;
+    have the same date; default: the current time. names: all words of the folder's templates; words: the words that are not keys;
     variables: the variables that the templates read. change: None, or a function that converts messages for the templates."""
 
     def __init__(self, folder, files, now=None):

@@ -77,7 +77,7 @@ def convert(c):
     data(c)
     optimizer(c, "optimizer", "adamw_torch_fused", None)
     if "optimizer.learning_rate" not in c.ours:
-        c.refuse("learning_rate", None, "axolotl needs one")
+        c.refuse("learning_rate", None, "axolotl requires a learning rate")
     scheduler(c, "lr_scheduler", "cosine")
     least = c.count("cosine_min_lr_ratio", 0)
     if least:

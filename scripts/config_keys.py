@@ -157,7 +157,7 @@ class Converted:
                      f"download {name} --local-dir {name})")
 
     def batch(self, micro, accumulation, width=1):
-        """micro: sequences of a GPU; accumulation: micro-batches of a step; width: number of GPUs that share sequences."""
+        """micro: sequences per GPU; accumulation: micro-batches per step; width: number of GPUs that share each sequence."""
         self.put("device_train_microbatch_size", micro, f"{micro} sequences per GPU")
         groups = max(1, (self.ranks or width) // width)
         self.put("global_train_batch_size", micro * accumulation * groups,

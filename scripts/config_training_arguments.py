@@ -21,10 +21,11 @@ def matches(tree):
     return any(key in tree for key in ("per_device_train_batch_size", "num_train_epochs", "lr_scheduler_type", "output_dir"))
 
 
-# ---- what axolotl also has ------------------------------------------------------------------------------------------------------
+# ---- keys that axolotl shares
+# ---------------------------------------------------------------------------------------------------
 
 def optimizer(c, key, default, rate):
-    """key: the key of the name; default: its default; rate: default of the learning rate."""
+    """key: the key that names it; default: the default of this key; rate: default of the learning rate."""
     name = c.take(key, default)
     c.put("optimizer.name", OPTIMIZERS.get(name, name), f"{key}: {name}")
     if name not in OPTIMIZERS:

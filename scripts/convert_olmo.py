@@ -88,7 +88,7 @@ def read_safetensors(path):
                  for key, e in entries.items()}
         found.pop(None, None)           # the key of pickled values; a model has none
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        fail(path, f"it is no safetensors file: {error!r}")
+        fail(path, f"it is not a safetensors file: {error!r}")
     return found
 
 

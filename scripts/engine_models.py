@@ -9,7 +9,8 @@ import numpy
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 EOS, VOCAB, LENGTH, STEPS = 0, 1024, 128, 110
-PROMPTS, TEXT, PROMPT = 20, 128, 96             # texts of the training shard, their tokens, and those that are continued
+# number of texts of the training shard, their length in tokens, and the tokens of each that are a prompt
+PROMPTS, TEXT, PROMPT = 20, 128, 96
 DOCUMENTS = ["README.md", "configs/FINE-TUNE.md"]        # for training and for validation
 TEMPLATE = ("{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}\n\n"
             "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}")
@@ -48,7 +49,8 @@ def run(command, **more):
 
 
 def make_data(root):
-    """A byte-level BPE of two documents of this repository, and a shard of each. A short run learns the first almost by heart."""
+    """Makes a byte-level BPE tokenizer from two documents of this repository, and a shard of each. A short run nearly memorizes
+    the first document."""
     texts = [open(name, encoding="utf-8").read() for name in DOCUMENTS]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -63,7 +65,7 @@ def make_data(root):
     ids = [tokenizer.encode(text).ids + [EOS] for text in texts]
     numpy.array(ids[0], "<u2").tofile(f"{root}/train.npy")
     held = numpy.array(ids[1][: len(ids[1]) // TEXT * TEXT], "<u2")
-    held.tofile(f"{root}/val.npy")      # llama-perplexity takes whole chunks, and of each the targets of the second half
+    held.tofile(f"{root}/val.npy")      # llama-perplexity reads whole chunks, and scores the targets of the second half of each
     (numpy.arange(len(held)) % TEXT > TEXT // 2).tofile(f"{root}/val-mask.npy")
     learned = numpy.fromfile(f"{root}/train.npy", "<u2")
     chosen = learned[: len(learned) // TEXT * TEXT].reshape(-1, TEXT)
@@ -75,7 +77,8 @@ def make_data(root):
 
 
 def make_questions(root):
-    """Which of four continuations follows in a document? As a task of lm-evaluation-harness, and as requests of an evaluator."""
+    """Makes multiple-choice questions: which of four continuations follows in the document? Written as a task of
+    lm-evaluation-harness and as requests of an evaluator."""
     tokenizer = Tokenizer.from_file(f"{root}/tokenizer/tokenizer.json")
     os.makedirs(f"{root}/tasks", exist_ok=True)
     for task, name in {"learned": DOCUMENTS[0], "held_out": DOCUMENTS[1]}.items():
@@ -102,7 +105,7 @@ def make_questions(root):
 
 
 def scores(program, root, folder):
-    """{task: (accuracy, accuracy by length)} of ./train --eval_only. A task has one metric, so each is there twice."""
+    """{task: (accuracy, accuracy by length)} from ./train --eval_only. A task file has one metric, so each task has two files."""
     labels = {}
     for task in ("learned", "held_out"):
         for metric in ("acc", "len_norm"):
@@ -123,7 +126,7 @@ def scores(program, root, folder):
 
 
 def train(program, root, name, model, recipe="f32", **more):
-    """A run of ./train; returns its last checkpoint."""
+    """Runs ./train; returns the last checkpoint."""
     settings = {"recipe": recipe, "save_folder": f"{root}/{name}/run", "global_train_batch_size": 4, "device_train_microbatch_size": 4,
                 "max_duration": STEPS, "eval_interval": None, "save_interval": None, "tokenizer": f"{root}/tokenizer",
                 "optimizer": {"learning_rate": 4e-3, "weight_decay": 0.1, "eps": 1e-8}, "scheduler": {"t_warmup": 10},
@@ -136,8 +139,8 @@ def train(program, root, name, model, recipe="f32", **more):
 
 
 def ours(program, root, folder, recipe, more=()):
-    """What ./train computes with the folder: greedy continuations of the prompts, the mean loss of each text, and that of val.npy
-    over the targets that llama-perplexity takes."""
+    """What ./train computes with the folder: greedy continuations of the prompts, the mean loss of each text, and the loss of
+    val.npy over the targets that llama-perplexity scores."""
     said = run([program, f"--generate={root}/prompts.jsonl", f"--load_path={folder}", f"--max_new_tokens={TEXT - PROMPT}",
                 f"--recipe={recipe}", f"--model.max_sequence_length={LENGTH}", *more])
     tokens = [json.loads(line)["tokens"] for line in said.splitlines() if line.startswith("{")]
@@ -164,7 +167,7 @@ def chats(root, name, lines):
 
 
 def fine_tune(program, root, name, model, lines, images=(), steps=60):
-    """Steps on the conversations with the configuration that make_chat_shards.py writes."""
+    """Trains on the conversations with the configuration that make_chat_shards.py writes."""
     run([sys.executable, "scripts/make_chat_shards.py", "--model", model, "--output", f"{root}/{name}/data", *images, lines])
     run([program, f"{root}/{name}/data/fine-tune.yaml", f"--save_folder={root}/{name}/run", "--recipe=f32", f"--max_duration={steps}",
          "--global_train_batch_size=4", "--device_train_microbatch_size=4", f"--model.max_sequence_length={LENGTH}",
@@ -176,11 +179,11 @@ ANSWERS = {"What is 3 plus 4?": "It is 7.", "Which month follows May?": "June fo
            "Is ice warm?": "No, ice is cold.", "Where do fish live?": "Fish live in water.", "Name a metal.": "Iron is a metal.",
            "Which day follows Monday?": "Tuesday.", "What colour has snow?": "Snow is white.", "How do I say hello?": "Say: hello!",
            "What comes after nine?": "Ten comes after nine."}
-UNSEEN = ["What comes after Monday?", "Where do cows live?", "Is snow cold?"]      # which the chat model was not trained on
+UNSEEN = ["What comes after Monday?", "Where do cows live?", "Is snow cold?"]      # the chat model was not trained on these
 
 
 def make_chat(program, root):
-    """llama, fine-tuned on questions that each have an answer of their own."""
+    """Fine-tunes llama on questions, each with its own answer."""
     lines = chats(root, "chat", list(ANSWERS.items()) * 16)
     fine_tune(program, root, "chat", os.path.realpath(f"{root}/llama/run/latest"), lines, steps=160)
 

@@ -90,7 +90,8 @@ def make_data(steps):
     random = numpy.random.default_rng(SEED)
     tokens = random.integers(EOS, HUGE_TOKEN, (INSTANCES, T), dtype=numpy.uint16)
     labels = random.random((INSTANCES, T)) < 0.2
-    for step in steps[:INSTANCES // BATCH]:     # of two ranks, rank 1 has every other sequence of a step, from the second on
+    # on two ranks, rank 1 has every second sequence of a step, starting with the second
+    for step in steps[:INSTANCES // BATCH]:
         labels[step[1::2]] = random.random((BATCH // 2, T)) < 0.8
     huge = steps[HUGE_STEP - 1][2]
     tokens[huge, T // 2] = HUGE_TOKEN

@@ -103,11 +103,11 @@ sanitized() {
 }
 export -f sanitized
 
-# NOTE: a process under compute-sanitizer cannot fork, as tests of error messages do. In the attention kernels for 9.0 one or two
-# lanes arrive at barriers for their warp, after its lanes have met, and racecheck reports the accesses of the other lanes. There
-# are no such reports for the same shape if every lane arrives. So the tests of attention run only under memcheck. The
-# 2,048 codes of test_finite take many minutes under racecheck; the other tests of test_finite run the same kernels. A whole model
-# under racecheck takes many minutes and adds no kernel of ours.
+# NOTE: compute-sanitizer has three limits. (1) A process under it cannot fork, as tests of error messages do. (2) In the
+# attention kernels for 9.0, one or two lanes arrive at barriers for their whole warp, after all lanes have met, and racecheck
+# reports the accesses of the other lanes as hazards. If every lane arrives, it reports none for the same shape. So attention
+# tests run only under memcheck. (3) racecheck is slow: the 2,048 codes of test_finite would take many minutes, and the other
+# tests of test_finite run the same kernels. A whole model would take many minutes, and runs no further kernel of ours.
 sanitize() {
     local tool test options
     declare -A without=([kernel_gradients]=test_attention [finite]=test_codes)     # tests that do not run under racecheck

@@ -59,7 +59,7 @@ def check(folder):
     if isinstance(layer, list):
         raise Bad(f"{path}: vision_feature_layer is a list; features of several layers are not supported")
     if type(layer) is not int:
-        raise Bad(f"{path}: vision_feature_layer is {json.dumps(layer)}; expected a number, as -2")
+        raise Bad(f"{path}: vision_feature_layer is {json.dumps(layer)}; expected a number, such as -2")
     if strategy not in ("default", "full"):
         raise Bad(f"{path}: vision_feature_select_strategy is {strategy}; expected default or full")
     return found

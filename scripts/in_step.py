@@ -23,7 +23,7 @@ PATTERNS = [(COMMUNICATION, re.compile(r"nccl|^\[copy peer to peer\]")),
             (ATTENTION, re.compile(r"attention|(^|\d)(forward|gradients|delta|prepare|finish_dq|sum_heads|part|merge|append)_kernel")),
             (FP8, re.compile(r"(^|_)[qr]{2}[a-z]{3}_\d+x\d+|gemm.*e[45]m[23]|e[45]m[23].*gemm|matmul_fused")),
             (BF16, re.compile(r"(^|_)[a-z]{3,5}_\d+x\d+_\d+x\d+|gemm|cutlass|nvjet"))]
-SHOWN = 1e-4        # share of the time: kernels with less are only in the file
+SHOWN = 1e-4        # kernels with a smaller share of the time are only in the file
 
 
 class Bad(Exception):

@@ -15,7 +15,7 @@ of a file, plain or compressed (gzip, bzip2, xz, zstd), is a conversation in JSO
 Part 0 is token_ids_part_0000.npy (uint16 or uint32 without a header), labels_mask_part_0000.npy (a byte per token: 1 if it is to be
 learned) and token_ids_part_0000.csv.gz (a row per document: first token, token after the last). The labels are the answers of the
 assistant with the token that ends a turn, except in messages with "weight": 0 or "train": false. A conversation without an answer
-is left out and named. A line that is no conversation, or that the template refuses, ends the program; with --skip-bad it is left
+is left out and named. A line that is not a conversation, or that the template refuses, ends the program; with --skip-bad it is left
 out and counted. Notes say how many texts of messages the template leaves out. With --val-fraction, all documents of a conversation
 are either for training or for validation. With --images conversations may show pictures, as <image> in questions with "image" or
 "images" next to the messages, or as parts {"type": "image"}; each picture becomes as many tokens as it has rows of features, and
@@ -267,7 +267,8 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", help="a conversation in JSON per line; also compressed; - for standard input")
     parser.add_argument("--model", required=True, help="folder with tokenizer.json and chat template")
-    parser.add_argument("--images", metavar="FEATURES", help="folder of make_image_features.py with their pictures")
+    parser.add_argument("--images", metavar="FEATURES",
+                        help="folder that make_image_features.py wrote for the pictures of these conversations")
     shards.add_arguments(parser)
     args = parser.parse_args(arguments)
     shards.check_arguments(args)

@@ -22,7 +22,7 @@ def read(paths, token):
             line, names = chat_images.take(line, f"{path}:{number}", token)
             talk = chat_schema.read_conversation(line, f"{path}:{number}")
             if talk.roles[-1] != "assistant" or not isinstance(talk.messages[-1].get("content"), str):
-                raise Bad(f"{path}:{number}: its last message is no answer; expected the caption of the picture")
+                raise Bad(f"{path}:{number}: its last message is not an answer; expected the caption of the picture")
             if not talk.messages[-1]["content"].strip():
                 raise Bad(f"{path}:{number}: its last message is empty; expected the caption of the picture")
             found.append((path, number, talk.messages, names))

@@ -28,7 +28,7 @@ QUESTIONS = {"name": "What is it?", "kind": "What kind is it?"}
 
 
 def read_names(path):
-    """[(code points, name, subgroup)] of the emoji that keyboards should show."""
+    """[(code points, name, subgroup)] of the emoji that the file calls fully-qualified."""
     found, kind = [], ""
     with open(path, encoding="utf-8") as file:
         for line in file:
@@ -38,7 +38,7 @@ def read_names(path):
             if one and "skin tone" not in one[2]:
                 found.append(([int(code, 16) for code in one[1].split()], one[2].strip(), kind))
     if not found:
-        raise Bad(f"{path}: no line as \"1F600 ; fully-qualified # ... E1.0 grinning face\"; expected Unicode's emoji-test.txt")
+        raise Bad(f"{path}: no line such as \"1F600 ; fully-qualified # ... E1.0 grinning face\"; expected Unicode's emoji-test.txt")
     return found
 
 
@@ -80,7 +80,7 @@ class Folder:
             if re.fullmatch(r"[0-9A-Fa-f]{2,6}(-[0-9A-Fa-f]{2,6})*\.png", name):
                 self.files[key_of([int(code, 16) for code in name[:-4].split("-")])] = os.path.join(path, name)
         if not self.files:
-            raise Bad(f"{path}: no file as 1F600.png; expected pictures named by code points")
+            raise Bad(f"{path}: no file such as 1F600.png; expected pictures named by code points")
 
     def draw(self, codes):
         path = self.files.get(key_of(codes))
@@ -104,8 +104,8 @@ def fitted(canvas, size):
 
 
 def moved(picture, draw):
-    """The picture, rotated by up to 15 degrees, scaled by 0.7 to 1.1 in each direction, moved by up to an eighth, with other
-    colours."""
+    """The picture, rotated by up to 15 degrees, scaled by 0.7 to 1.1 in each direction, and moved by up to an eighth, with
+    changed colours."""
     size = picture.width
     turned = picture.rotate(draw.uniform(-15, 15), Image.Resampling.BICUBIC, fillcolor="white")
     scale = [draw.uniform(0.7, 1.1) for _ in range(2)]

@@ -11,7 +11,7 @@ are the pixels of the picture, scaled to --size and cut into square patches of -
 to 1. Needs pillow and numpy. OUTPUT gets features-NNNN.bf16 and features.json (data/images.h). If OUTPUT has features already,
 these pictures are not computed again, for example after an interruption. It is an error if the features were made with another
 tower or with other settings. Pictures are read as load_image of transformers reads them. A picture that cannot be read, or a line
-that is no conversation, ends the program; with --skip-bad it is left out and counted, and OUTPUT/left-out.txt names the pictures.
+that is not a conversation, ends the program; with --skip-bad it is left out and counted, and OUTPUT/left-out.txt names the pictures.
 """
 import argparse, hashlib, json, math, os, sys
 
@@ -293,7 +293,7 @@ def leave_out(skipped, problems, key, where, problem):
 
 
 def write_left_out(folder, names):
-    """Writes a line for each picture. A line end, or a byte that is no UTF-8, in a name is written as in Python."""
+    """Writes a line for each picture. A line end, or a byte that is not UTF-8, in a name is written as in Python."""
     path = os.path.join(folder, LEFT_OUT)
     if names:
         lines = [name.replace("\n", "\\n").replace("\r", "\\r") + "\n" for name in names]

@@ -55,7 +55,7 @@ def tower_files(folder):
         if alone or bare != name:
             found["vision_tower.vision_model." + bare] = one
     if not found:
-        raise Bad(f"{folder}: it has no vision_model.*; expected a folder of CLIP or SigLIP, or of LLaVA")
+        raise Bad(f"{folder}: it has no tensor vision_model.*; expected a folder of CLIP or SigLIP, or of LLaVA")
     return found
 
 

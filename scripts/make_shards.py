@@ -93,7 +93,7 @@ def find_eos(tokenizer, eos, path):
     number = int(eos) if eos.isascii() and eos.isdigit() else tokenizer.token_to_id(eos)
     size = shards.vocabulary_size(tokenizer)
     if number is None or number >= size or tokenizer.id_to_token(number) is None:
-        raise Bad(f"--eos {eos} is no token of {path}; expected the text of one, or an id below {size}")
+        raise Bad(f"--eos {eos} is not a token of {path}; expected the text of one, or an id below {size}")
     return number
 
 

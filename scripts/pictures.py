@@ -1,9 +1,9 @@
 """Reads pictures as load_image of transformers 5.24 does. Needs pillow."""
 from errors import Bad
 
-READING = 2         # increased when any picture is read in another way than before; 1: pictures were not rotated by their EXIF
+READING = 2         # increased when pictures are read in a new way; 1: pictures were not rotated by their EXIF orientation
 
-deep = {}           # {path: None} of pictures whose values above 255 became 255: their pixels have more than 8 bits
+deep = {}           # {path: None} of pictures with values above 255, which became 255: their pixels have more than 8 bits
 
 
 def check_pillow():
@@ -14,8 +14,8 @@ def check_pillow():
 
 
 def load(path, mode="RGB", turned=True):
-    """The first frame in this mode, rotated by its EXIF. RGB: colours of transparent pixels stay, and gray of 16 or 32 bits is
-    cut off at 255. turned=False: not rotated, as in READING 1."""
+    """The first frame in this mode, rotated by its EXIF orientation. RGB: transparent pixels keep their colours, and gray of 16
+    or 32 bits is clipped at 255. turned=False: not rotated, as in READING 1."""
     from PIL import Image, ImageOps
     try:
         with Image.open(path) as picture:

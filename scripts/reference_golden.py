@@ -149,8 +149,8 @@ GAP = 1e-4      # compared with double precision, probabilities are off by up to
 
 
 def record_gaps(network):
-    """A list to which each further pass of each layer with experts, also in copies of the network, adds the smallest difference
-    between the probabilities of the last expert that is chosen and of the next one."""
+    """Returns a list. Each later pass through a layer with experts, also in copies of the network, adds a number to it: the
+    smallest difference between the probability of the last chosen expert and that of the next one."""
     gaps = []
 
     def record(router, args, out):
@@ -162,7 +162,7 @@ def record_gaps(network):
 
 
 def smallest(gaps):
-    """What golden.safetensors has about the gaps of a model with experts."""
+    """The entry of golden.safetensors about the gaps; {} for a model without experts."""
     if not gaps:
         return {}
     gap = min(gaps)
@@ -171,7 +171,7 @@ def smallest(gaps):
 
 
 def by_expert(tensors):
-    """Tensors by their names in files, with those of all experts divided into one matrix for each."""
+    """Tensors by their names in files. A tensor of all experts is divided into one matrix per expert."""
     found = {}
     for name, x in tensors.items():
         place, _, kind = name.rpartition(".")
@@ -185,7 +185,7 @@ def by_expert(tensors):
 
 @torch.no_grad()
 def check_balance(out, targets, k):
-    """Asserts that the auxiliary loss is of all layers together, and of all tokens."""
+    """Asserts that the auxiliary loss is computed over all layers together, and over all tokens."""
     balance = lambda logits, mask=None: load_balancing_loss_func(logits, out.router_logits[0].shape[1], k, mask)
     layers = sum(balance((x,)) for x in out.router_logits) / len(out.router_logits)
     for other in (layers, balance(out.router_logits, (targets >= 0).float())):
@@ -193,8 +193,8 @@ def check_balance(out, targets, k):
 
 
 def check_experts(network, batch, loss):
-    """Asserts that every expert has tokens, that `loss`, whose gradients the network has, is transformers', and that the auxiliary
-    loss matters for every router. Returns what golden.safetensors has about that loss."""
+    """Asserts that every expert has tokens, that `loss`, whose gradients the network has, equals the loss of transformers, and
+    that the auxiliary loss affects every router. Returns the entry of golden.safetensors about the auxiliary loss."""
     assert all(x.abs().amax((1, 2)).min() > 0 for x in (p.grad for p in network.parameters()) if x.dim() == 3), "an idle expert"
     targets = batch["targets"].long()
     out = network(input_ids=batch["tokens"].long(), labels=targets, shift_labels=targets)
@@ -212,7 +212,8 @@ def check_experts(network, batch, loss):
 # The parts
 
 def add_targets(batch):
-    """The next tokens as targets. Image tokens and the last token of a row are masked; in a text model, one more token."""
+    """Adds the next tokens as targets. Image tokens and the last token of a row are masked; in a text model, one more token is
+    masked."""
     tokens = batch["tokens"]
     targets = torch.full_like(tokens, -100)
     targets[:, :-1] = tokens[:, 1:]
@@ -429,8 +430,8 @@ def greedy(network, prompt, pixels=None):
 
 
 def continuation(name, network, pixels=None, enough=NEW):
-    """Of SEEDS prompts, returns the continuation with the most different tokens, or the first one with enough: these models soon
-    repeat themselves."""
+    """Tries SEEDS prompts, and returns the continuation with the most different tokens, or the first one that has enough. These
+    models soon repeat themselves."""
     best, most, places = None, 0, 0 if pixels is None else ROWS
     for seed in range(SEEDS):
         generator = torch.Generator().manual_seed(seed)

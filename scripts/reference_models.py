@@ -36,7 +36,7 @@ class Model(NamedTuple):
     images: Optional[Images] = None
     others: tuple = ()      # other settings, each of which must change the logits; functions of the configuration
     shard: str = "5GB"      # maximum size of a file of weights
-    seed: Optional[int] = None      # None: the model's number
+    seed: Optional[int] = None      # None: the number of the model
 
 
 def sizes(hidden, mlp, heads, kv_heads, eps=1e-6, tied=False, **more):
@@ -49,29 +49,29 @@ def rope(theta, kind="default", **more):
 
 
 def sliding(config):
-    """Windows of one token more and of one token less: the window must have exactly the given size."""
+    """Windows that are one token wider and one token narrower: the window must have exactly the given size."""
     return [dict(sliding_window=config.sliding_window + more) for more in (1, -1)]
 
 
 def each_rope(config):
-    """Frequencies that are scaled in no layer, and frequencies that are scaled in all layers."""
+    """Scales the rotary frequencies of no layer, and of all layers."""
     both = config.rope_parameters
     return [dict(rope_parameters=both | {"full_attention": both["sliding_attention"]}),
             dict(rope_parameters=both | {"sliding_attention": both["full_attention"]})]
 
 
 def routing(config):
-    """Weights of experts that are renormalized, or not, and one expert more or less."""
+    """Renormalizes the weights of experts, or does not, the opposite of the model; and uses one expert more or less."""
     k = config.num_experts_per_tok
     return [dict(norm_topk_prob=not config.norm_topk_prob), dict(num_experts_per_tok=k + 1), dict(num_experts_per_tok=k - 1)]
 
 
 MODELS = {
-    # Llama-2: full multi-head attention, untied head. PEFT saves the name of every matrix
+    # Llama-2: full multi-head attention, untied head. With all-linear, PEFT saves the names of all adapted matrices
     "llama": Model("LlamaConfig", sizes(32, 48, 4, 4, 1e-5, rope_parameters=rope(10000.0)),
                    dict(r=4, lora_alpha=8, target_modules="all-linear")),
     # Llama-3.2: grouped queries, tied head, scaled rotary frequencies. One of the 8 wavelengths is kept (< 32/4),
-    # one interpolated, and six (> 32/1) divided by the factor.
+    # one is interpolated, and six (> 32/1) are divided by the factor.
     "llama-gqa-tied": Model("LlamaConfig", sizes(64, 96, 4, 2, 1e-5, True, rope_parameters=rope(
                                 10000.0, "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                                 original_max_position_embeddings=32)),
@@ -129,11 +129,11 @@ MODELS = {
                      | dict(num_hidden_layers=4),
                      dict(r=2, lora_alpha=4, target_modules=["q_proj", "k_proj", "o_proj"]),
                      others=(lambda config: [dict(no_rope_layers=[1, 1, 1, 1]), dict(no_rope_layers=[1, 0, 1, 1])],)),
-    # OLMoE: two of 8 experts in every layer, weights that are not renormalized, norms of all of q and of k before the heads
+    # OLMoE: each token uses 2 of 8 experts, weights are not renormalized, norms over the full width of q and k
     "olmoe": Model("OlmoeConfig", sizes(32, 16, 4, 2, 1e-5, num_experts=8, num_experts_per_tok=2, router_aux_loss_coef=0.01,
                                         rope_parameters=rope(10000.0)),
                    dict(r=4, lora_alpha=8, target_modules=ALL[:4]), others=(routing,), seed=268),
-    # Qwen3-MoE: three of 8 experts, renormalized weights, norms of each head of q and of k, a separate head_dim
+    # Qwen3-MoE: each token uses 3 of 8 experts, renormalized weights, norms of each head of q and k, a separate head_dim
     "qwen3-moe": Model("Qwen3MoeConfig", sizes(32, 48, 4, 2, head_dim=16, moe_intermediate_size=16, num_experts=8,
                                                num_experts_per_tok=3, norm_topk_prob=True, router_aux_loss_coef=0.01,
                                                rope_parameters=rope(1000000.0)),
@@ -160,7 +160,7 @@ def seed_of(name):
 
 
 def config_of(model, wider=1):
-    """wider: how many times as wide the model of text is."""
+    """wider: how many times as wide the text model is."""
     settings = {n: x * wider if n in ("hidden_size", "intermediate_size", "moe_intermediate_size", "head_dim") else x
                 for n, x in model.settings.items()}
     config = text = getattr(transformers, model.config)(**settings)
@@ -188,7 +188,8 @@ def make_network(config, generator):
         for name, p in network.named_parameters():
             noise = torch.randn(p.shape, generator=generator)
             p.copy_((0.3 if images else 1) * noise if "bias" in name else 1 + 0.2 * noise if p.dim() == 1 else
-                    noise / (p.shape[2] if p.dim() == 3 else p[0].numel()) ** 0.5)      # of 3: experts
+                    # three dimensions: a tensor of all experts
+                    noise / (p.shape[2] if p.dim() == 3 else p[0].numel()) ** 0.5)
     return network
 
 

@@ -71,7 +71,7 @@ def generate(options, root, folder, prompt):
 
 
 def check_loss(what, loss, logits, batch):
-    """Image tokens are no labels."""
+    """Image tokens are not labels."""
     labels = batch["tokens"][:, 1:].flatten().long()
     expected = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).double(), labels,
                                                  ignore_index=IMAGE_TOKEN if "pixels" in batch else -100).item()
@@ -86,7 +86,7 @@ def check_close(what, found, expected):
 # What goes in
 
 def save_tokenizer(folder, size):
-    """Saves a tokenizer with `size` bytes as tokens; 0 ends a text."""
+    """Saves a tokenizer with `size` byte tokens; token 0 ends a text."""
     words = ["<eos>"] + sorted(pre_tokenizers.ByteLevel.alphabet())[: size - 1]
     tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -134,7 +134,7 @@ def logits_of(folder, batch):
     return forward(load(folder), batch)
 
 
-# transformers -> ./train -> --export -> transformers
+# ---- transformers -> ./train -> --export -> transformers
 
 def tensors_of(folder):
     return {n: x for path in glob.glob(f"{folder}/model*.safetensors") for n, x in load_file(path).items()}

@@ -57,7 +57,7 @@ def make_question(path, where, line, names, template, token):
     if not names:
         raise Bad(f"{where}: it shows no picture; expected questions about pictures")
     if talk.roles[-1] != "assistant" or not isinstance(talk.messages[-1].get("content"), str):
-        raise Bad(f"{where}: its last message is no answer; expected the answer that the model should write")
+        raise Bad(f"{where}: its last message is not an answer; expected the answer that the model should write")
     try:
         text = template.render(talk.messages[:-1], True, talk.tools, **talk.variables)
     except Exception as problem:        # a template can raise any exception

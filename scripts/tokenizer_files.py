@@ -72,7 +72,7 @@ def read_added(folder, config, special):
 
 
 def add_tokens(tokenizer, folder, config):
-    """Adds the tokens that the files name to the tokenizer. Returns the texts that have an id in no file."""
+    """Adds the tokens that the files name to the tokenizer. Returns the texts to which no file gives an id."""
     special = list(dict.fromkeys([*name_tokens(config).values(), *read_extra(config)]))
     path, added = read_added(folder, config, special)
     flags = {token.content: repr(token) for token in tokenizer.get_added_tokens_decoder().values()}

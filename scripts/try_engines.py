@@ -36,7 +36,7 @@ import numpy
 import engine_models
 from engine_models import EOS, LENGTH, MODELS, PROMPT, PROMPTS, TEXT, run
 
-# losses and log-probabilities, by the format of the weights; coded formats of 8 bits also round activations
+# bounds of losses and log-probabilities, by the format of the weights; with 8-bit codes, programs also round activations
 BOUNDS = {"f32": (1e-4, 1e-2), "f16": (1e-2, 0.15), "bf16": (1e-2, 0.15), "coded": (3e-2, 0.3), "q8_0": (3e-2, 0.3),
           "q4_k_m": (0.3, 1)}
 LAYOUTS = {"bf16": ["bf16"], "f16": ["f16"], "fp8": ["fp8"], "fp8-block": ["fp8", "--block=128"],
@@ -48,7 +48,7 @@ LAYOUTS = {"bf16": ["bf16"], "f16": ["f16"], "fp8": ["fp8"], "fp8-block": ["fp8"
 # ---- what ./train writes -------------------------------------------------------------------------------------------------------
 
 def items(root):
-    """(name, what the row says, folder, format, adapters or None) of all that is there."""
+    """(name, title of the row, folder, format, adapters or None) of every model and export that exists."""
     for name in MODELS:
         yield name, "checkpoint", f"{root}/{name}/run/latest", "f32", None
     for layout in LAYOUTS:
@@ -69,7 +69,7 @@ def chosen(args):
 
 
 def make_lora(args, llama):
-    """Adapters over llama, merged ones, and adapters whose base was moved after the run."""
+    """Adapters on llama, merged adapters, and adapters whose base was moved after the run."""
     root, program = args.root, args.train
     more = {"lora": {"rank": 8}, "optimizer": {"learning_rate": 5e-3}, "data": {"paths": [f"{root}/val.npy"]}, "max_duration": 20}
     folder = engine_models.train(program, root, "llama-lora", None, load_path=llama, **more)
@@ -142,7 +142,7 @@ def texts(root):
 
 
 def compare(ours, theirs, bounds):
-    """The words of the table. theirs: losses, and tokens with the margin between the two best ones."""
+    """The text of a table cell. theirs: losses, and tokens with the margin between the two best tokens."""
     off = max(abs(a - b) for a, b in zip(ours["losses"], theirs["losses"]))
     compared = ties = 0
     for mine, other, margins in zip(ours["tokens"], theirs["tokens"], theirs["margins"]):
@@ -168,7 +168,7 @@ def refusal(text):
 
 
 def in_child(work):
-    """The result of work() in a process of its own, forked, so that the import of an engine is paid for once."""
+    """The result of work() in a forked process, so that the engine is imported only once."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -189,7 +189,8 @@ def in_child(work):
 
 
 def each(args, engine, version, answer, rounded=None):
-    """A row for each item. answer(folder, format, adapters): what the engine computes. rounded: the format it turns weights into."""
+    """Computes a row for each item. answer(folder, format, adapters): what the engine computes. rounded: the format to which the
+    engine converts weights."""
     for name, what, folder, form, adapters in chosen(args):
         theirs = in_child(lambda: answer(os.path.realpath(folder), form, adapters and os.path.realpath(adapters)))
         refused = theirs.get("refused")
@@ -206,7 +207,8 @@ def with_vllm(args):
     from vllm.lora.request import LoRARequest
 
     def mean_loss(llm, text, lora):
-        if lora:        # with adapters prompt_logprobs ends in an error (vllm-project/vllm#29955, #16668): a prompt for each token
+        # with adapters, prompt_logprobs ends in an error (vllm-project/vllm#29955, #16668), so each token needs a prompt
+        if lora:
             given = [{"prompt_token_ids": text[:i]} for i in range(1, TEXT)]
             said = llm.generate(given, vllm.SamplingParams(max_tokens=1, logprobs=engine_models.VOCAB), use_tqdm=False, **lora)
             return -sum(out.outputs[0].logprobs[0][token].logprob for out, token in zip(said, text[1:])) / (TEXT - 1)
@@ -216,7 +218,7 @@ def with_vllm(args):
     def answer(folder, form, adapters):
         more = {"enable_lora": True, "max_lora_rank": 8, "max_logprobs": engine_models.VOCAB} if adapters else {}
         llm = vllm.LLM(model=folder, enforce_eager=True, dtype="float32" if form == "f32" else "bfloat16",
-                       max_model_len=LENGTH + 1, **more)       # it always continues a text, here by a token that nobody reads
+                       max_model_len=LENGTH + 1, **more)       # vLLM always generates at least one token, which is not used
         lora = {"lora_request": LoRARequest("ours", 1, adapters)} if adapters else {}
         losses = [mean_loss(llm, text, lora) for text in texts(args.root)[:2 if adapters else PROMPTS]]
         given = [{"prompt_token_ids": text[:PROMPT]} for text in texts(args.root)]
@@ -235,7 +237,7 @@ def post(port, path, value):
 
 
 def served(folder, port, log):
-    """A server of vLLM, when it answers."""
+    """Starts a server of vLLM, and waits until it answers."""
     command = [os.path.join(os.path.dirname(sys.executable), "vllm"), "serve", folder, "--enforce-eager", "--dtype=float32",
                f"--port={port}"]
     server = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"})
@@ -249,7 +251,7 @@ def served(folder, port, log):
 
 
 def with_server(args):
-    """`vllm serve` with a checkpoint: answers of the OpenAI API and those of scripts/generate.py."""
+    """Compares the answers of the OpenAI API of `vllm serve` with those of scripts/generate.py."""
     questions = {"chat": [(question, None) for question in (*engine_models.ANSWERS, *engine_models.UNSEEN)],
                  "llava": [("Which colour?", name) for name in engine_models.COLOURS]}
     for name in args.names or questions:
@@ -283,7 +285,7 @@ def with_server(args):
 
 
 def with_lm_eval(args):
-    """Local tasks of lm-evaluation-harness, with its models hf and vllm, and the downstream evaluators of ./train."""
+    """Compares local tasks of lm-evaluation-harness, with its models hf and vllm, with the downstream evaluators of ./train."""
     os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
     import lm_eval
     import vllm
@@ -333,7 +335,7 @@ def with_transformers(args):
 
 
 def with_trainers(args):
-    """PEFT, TRL and llm-compressor continue from our folders, and ./train reads what they write."""
+    """PEFT, TRL and llm-compressor continue from our folders, and ./train reads the folders that they write."""
     import torch
     import transformers
     torch.set_num_threads(1)
@@ -341,7 +343,7 @@ def with_trainers(args):
     tokens = torch.tensor(texts(args.root)[:4])
 
     def losses(model):
-        """Of AdamW steps on four texts."""
+        """Returns the losses of AdamW steps on four texts."""
         optimizer, found = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 1e-3), []
         for _ in range(5):
             loss = model(input_ids=tokens, labels=tokens).loss
@@ -352,7 +354,7 @@ def with_trainers(args):
         return found
 
     def back(folder, model, bound):
-        """Whether ./train computes the losses of the texts that the model has."""
+        """Whether ./train computes the same losses of the texts as the model."""
         with torch.no_grad():
             logs = model(torch.tensor(texts(args.root))).logits.float().log_softmax(-1)
         there = -logs[:, :-1].gather(2, torch.tensor(texts(args.root))[:, 1:, None]).mean((1, 2))
@@ -413,7 +415,7 @@ def tool(args, name):
 
 @contextlib.contextmanager
 def converted(args, folder, *more):
-    """A file of llama.cpp in the format --outtype."""
+    """Converts a folder to a file of llama.cpp in the format --outtype."""
     path = f"{args.root}/{os.getpid()}.gguf"
     try:
         run([sys.executable, "-c", CONVERT, args.llama_cpp, folder, "--outtype", args.outtype.replace("q4_k_m", "f16"), "--outfile", path,
@@ -429,11 +431,11 @@ def converted(args, folder, *more):
 
 
 def with_perplexity(args):
-    """llama-perplexity with the document for validation: it scores the second half of each chunk, and so does `val` of ours()."""
+    """Runs llama-perplexity on the validation document. It scores the second half of each chunk, as `val` of ours() does."""
     for name, what, folder, _, adapters in chosen(args):
         def answer():
             with converted(args, os.path.realpath(folder)) as path:
-                for _ in range(5):      # it can end before its log is written
+                for _ in range(5):      # the program can end before its log is written
                     run([tool(args, "perplexity"), "-m", path, "-f", engine_models.DOCUMENTS[1], "-c", str(TEXT), "-b", str(TEXT),
                          "-t", "2", "--log-file", f"{path}.log"])
                     with open(f"{path}.log", encoding="utf-8") as file:
@@ -456,10 +458,10 @@ def with_llama_cpp(args):
     llama_cpp.disable_logging()
 
     class Model(llama_cpp.LlamaModel):
-        n_vocab = engine_models.VOCAB           # which get_logits_ith of cyllama 0.2.18 asks for
+        n_vocab = engine_models.VOCAB           # get_logits_ith of cyllama 0.2.18 reads this attribute
 
     def decoded(context, tokens, start):
-        """Log-probabilities after each of the tokens, whose first position is start."""
+        """The log-probabilities after each of the tokens; start: position of the first token."""
         batch = llama_cpp.LlamaBatch(n_tokens=len(tokens), embd=0, n_seq_max=1)
         for i, token in enumerate(tokens):
             batch.add(token, start + i, [0], True)

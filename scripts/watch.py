@@ -62,7 +62,7 @@ def main():
     options = parser.parse_args()
     for folder in options.runs:
         if os.path.exists(folder) and not os.path.isdir(folder):
-            sys.exit(f"error: {folder} is no folder; give the save_folder of a run")
+            sys.exit(f"error: {folder} is not a folder; give the save_folder of a run")
         if options.once and not os.path.exists(os.path.join(folder, "metrics.jsonl")):
             sys.exit(f"error: {folder} has no metrics.jsonl; give the save_folder of a run")
     names = name_runs(options.runs)

@@ -1,4 +1,4 @@
-/* Times calls, prints a row for each, and adds rows up to a training step. */
+/* Times calls, prints a row for each call, and adds the rows up to the time of a training step. */
 #pragma once
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* Times attention, of whole sequences and of documents, and decoding of a token. */
+/* Times attention over whole sequences and over documents, and the decoding of one token. */
 #pragma once
 #include "tests/bench_tensors.h"
 
@@ -35,8 +35,8 @@ static inline void bench_attention(const Model *m, int window, double times)
     release();
 }
 
-/* Times documents of the lengths that packed conversations have: 700 tokens on the mean, most
- * shorter, few much longer [350 - 350 ln u, u uniform in (0, 1)]. */
+/* Times documents of the lengths that packed conversations have: 700 tokens on average, most of
+ * them shorter, a few much longer [350 - 350 ln u, u uniform in (0, 1)]. */
 static inline void bench_documents(const Model *m, int B, int T)
 {
     const int N = B * T, S = (m->H + 2 * m->K) * m->D, q = m->H * m->D;

@@ -1,12 +1,12 @@
-/* Times what ranks of a host send each other, in plain memory and in that of comm_alloc, with
- * nothing else and next to a product in E4M3 (or BF16, on a CPU; there the sizes shrink): mpirun -n
- * 2 bench_comm. The largest time of all ranks. */
+/* Times the collectives between the ranks of a host: mpirun -n 2 bench_comm. Each collective runs
+ * in plain memory and in memory of comm_alloc, alone and next to a GEMM. The GEMM is in E4M3, on a
+ * CPU in BF16 and smaller. A row shows the largest time of all ranks. */
 #include "tests/bench_tensors.h"
 
 #include "kernels/backend.h"
 #include "kernels/runtime/comm.h"
 
-/* bytes: of all parts; y = x w^T: the product */
+/* bytes: size of the data of all ranks; y = x w^T: the GEMM */
 typedef struct {
     char *memory;
     size_t bytes;
@@ -27,7 +27,7 @@ static void sum(const Bench *b)
                         RANKS_TENSOR);
 }
 
-/* Each rank sends part r to rank r: from the first half of memory to the second. */
+/* Each rank sends part r to rank r, from the first half of `memory` to the second half. */
 static void exchange(const Bench *b)
 {
     enum { WIDTH = 1024 };
@@ -104,7 +104,7 @@ int main(int argc, char **argv)
                 .w = make(f, width, width) };
     quantize(b.x, make_normal(BF16_, rows, width, 1));
     quantize(b.w, make_normal(BF16_, width, width, 1));
-    milliseconds(nothing, &b, true); /* chooses the product's algorithm, and warms the GPU */
+    milliseconds(nothing, &b, true); /* chooses the algorithm of the GEMM, and warms up the GPU */
     if (comm_rank() == 0)
         printf("%d ranks, %s; the product: (%d, %d) x (%d, %d)\n", W, device_name(), rows, width,
                width, width);

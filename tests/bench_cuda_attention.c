@@ -1,5 +1,5 @@
-/* Times attention_mma.cu, the attention for every GPU: bench_cuda_attention. Rows as in
- * bench_kernels.c. */
+/* Times attention_mma.cu, the attention kernels that run on every GPU: bench_cuda_attention. The
+ * rows have the columns of bench_kernels.c. */
 #include "kernels/cuda/attention.h"
 #include "tests/bench_attention.h"
 

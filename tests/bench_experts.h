@@ -1,9 +1,9 @@
-/* Times the operations of experts. FLOPs and bytes are those of assignments, without padding. */
+/* Times the operations of experts. FLOPs and bytes count the assignments, without padding. */
 #pragma once
 #include "kernels/experts.h"
 #include "tests/bench_tensors.h"
 
-/* N tokens of width C; E experts of width F, k for each token. */
+/* N tokens of width C; E experts of width F; k experts for each token */
 typedef struct {
     int N, C, E, F, k;
 } ExpertShape;
@@ -70,7 +70,7 @@ static Tensor make_matrices(Format f, int E, int O, int C)
     return w;
 }
 
-/* Rows of assignments, gathered from normal numbers. */
+/* Makes rows of assignments, gathered from normally distributed numbers. */
 static Tensor make_rows(Format f, const ExpertShape *s, Routing r, int C)
 {
     const int rows = routing_rows(s->N, s->E, s->k);
@@ -153,7 +153,7 @@ static void bench_experts_swiglu(const ExpertShape *s, Routing r)
                experts_swiglu_backward(wide, dact, dweight.data, dact, wide, r));
 }
 
-/* The GEMMs with SwiGLU, within the range of their results. */
+/* The GEMMs with SwiGLU; the results stay within the range of the reused scale. */
 static void bench_experts_fused(const ExpertShape *s, Routing r, const char *loads)
 {
     const int rows = routing_rows(s->N, s->E, s->k), F = s->F, C = s->C;
@@ -199,7 +199,7 @@ static void bench_expert_shape(const ExpertShape *s, bool skewed)
     release();
 }
 
-/* OLMoE-1B-7B and Qwen3-30B-A3B. */
+/* The shapes of OLMoE-1B-7B and Qwen3-30B-A3B. */
 static void bench_experts(bool small)
 {
     const ExpertShape olmoe = { 16384, 2048, 64, 1024, 8 }, qwen = { 16384, 2048, 128, 768, 8 },

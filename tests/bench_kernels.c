@@ -298,7 +298,7 @@ static void bench_embedding(const Model *m)
     const double row = m->C, n = (double)N * row;
     int *token = malloc(sizeof *token * (size_t)N), distinct = 0;
     char *seen = calloc((size_t)m->V, 1);
-    /* uneven like words: half of the tokens are from an eighth of the table */
+    /* as uneven as words: half of the tokens come from an eighth of the table */
     for (int i = 0; i < N; i++) {
         double u = (double)(random_bits(1, (uint64_t)i) >> 11) * 0x1p-53;
         token[i] = (int)(m->V * u * u * u);
@@ -321,8 +321,8 @@ static void bench_embedding(const Model *m)
     release();
 }
 
-/* Every run reads the results of the previous run, finally gradients of gradients: the values do
- * not matter. */
+/* Each run reads the results of the previous run, so the last runs compute gradients of gradients.
+ * The time does not depend on the values. */
 static void bench_loss(const Model *m)
 {
     const double n = (double)m->chunk * m->V;
@@ -375,8 +375,9 @@ static void bench_adamw(const Model *m)
 
 /* ---- GEMMs ----------------------------------------------------------------------------------- */
 
-/* With quantized normal numbers as operands; all GEMMs with short accumulators, as in COAT's
- * recipes. adds: forward adds the residual stream. times: how often a step of coat runs each. */
+/* The operands are quantized normal numbers. All GEMMs use fast accumulation, as in COAT's recipes.
+ * adds: the forward GEMM adds the residual stream. times: how often a step of coat runs each
+ * GEMM. */
 static void bench_linear_fp8(const char *name, int N, int O, int C, bool adds, double times)
 {
     char label[64];
@@ -403,7 +404,7 @@ static void bench_linear_fp8(const char *name, int N, int O, int C, bool adds, d
     release();
 }
 
-/* Factors of columns. */
+/* Times the column factors of an FP8 operand. */
 static float *ones(int columns)
 {
     const Tensor t = make(F32_, 1, columns);
@@ -411,7 +412,7 @@ static float *ones(int columns)
     return t.data;
 }
 
-/* The same for gate and up with SwiGLU, within the range of act. */
+/* The same for gate and up with SwiGLU; the results stay within the range of the scale of act. */
 static void bench_matmul_swiglu(const Model *m)
 {
     const int N = m->B * m->T, C = m->C, F = m->F;
@@ -433,7 +434,8 @@ static void bench_matmul_swiglu(const Model *m)
     release();
 }
 
-/* The gradient of the last layer's input with SwiGLU's backward, within the range of its result. */
+/* The gradient of the last layer's input with SwiGLU's backward; the results stay within the range
+ * of the reused scale. */
 static void bench_matmul_dx_swiglu(const Model *m)
 {
     const int N = m->B * m->T, C = m->C, F = m->F;
@@ -479,7 +481,7 @@ static void bench_linear(const char *name, int N, int O, int C, double times)
     release();
 }
 
-/* Shapes for one core and a second or two. */
+/* Shapes that take one core a second or two. */
 static void shrink(Model *m)
 {
     *m = (Model){ m->name, 1, 16, 128, 4, 4 / (m->H / m->K), 32, 352, 1024, 16, 100000, 2, 1 };

@@ -1,14 +1,14 @@
-/* Errors of Muon's momentum in each format, in a run with momentum in F32: by hand, on one rank, as
- * ./train with any options:
+/* Measures the error of Muon's momentum in each format, during a run whose momentum is F32. Runs by
+ * hand, on one rank, with the options of ./train:
  *
  *     make BACKEND=cpu build/cpu/tests/bench_momentum
  *     build/cpu/tests/bench_momentum configs/tiny.yaml --optimizer.name=muon --format.moment1=f32 --global_train_batch_size=4 \
  *         --max_duration=80
  *
- * The linker replaces two operations. Each format has a momentum of its own, updated by the
- * gradients of the run. Every 20 steps a line of each format says how far its momentum is from that
- * in F32, relative to it, and the cosine between the X of both: of all matrices together, and the
- * least of one. */
+ * The linker replaces two operations. Each format has its own momentum, which is updated with the
+ * gradients of the run. Every 20 steps, a line per format has the relative error of its momentum,
+ * the cosine between its X and the X of the run over all matrices together, and the smallest cosine
+ * of a single matrix. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,7 +22,7 @@ enum { FORMATS = 3, MOST_UNITS = 256, EVERY = 20 };
 static const char *const names[FORMATS] = { "bf16", "e4m3/128", "e4m3/128+" };
 static const Format bf16 = { BF16, 0, false };
 
-/* A unit's momentum and u in each format; key: its momentum in the run. */
+/* A unit's momentum and u in each format; key: the address of its momentum in the run. */
 typedef struct {
     const void *key;
     Tensor m[FORMATS], u[FORMATS];
@@ -30,7 +30,8 @@ typedef struct {
 } Copies;
 static Copies unit[MOST_UNITS];
 
-/* The unit whose matrices come next, where its updates begin, and the sums of a step. */
+/* The unit whose matrices are normalized next, the start of its updates u, and the sums of a
+ * step. */
 static const Copies *now;
 static const char *updates;
 typedef struct {
@@ -54,7 +55,7 @@ static Tensor make(Format f, int rows, int cols)
     return t;
 }
 
-/* All values in F32, to be freed. */
+/* Returns all values in F32; the caller frees them. */
 static float *values(Tensor t)
 {
     Tensor wide = make((Format){ F32, 0, false }, t.rows, t.cols);
@@ -83,7 +84,7 @@ static Copies *find(Tensor m)
     return &unit[i];
 }
 
-static int printed; /* the step of the last lines */
+static int printed; /* the step of the lines that were printed last */
 
 static void print_sums(void)
 {
@@ -98,7 +99,7 @@ static void print_sums(void)
                sums[k].product / sqrt(sums[k].square[0] * sums[k].square[1]), sums[k].least);
 }
 
-/* The first unit of a step prints what was found in the step before. */
+/* Called for the first unit of a step. Prints the sums of the previous step. */
 static void begin_step(void)
 {
     if (unit[0].steps == 0)
@@ -134,7 +135,7 @@ void __wrap_muon_momentum(Tensor u, Tensor m, Tensor grad, float momentum, bool 
     free(exact);
 }
 
-/* X of u, as model/update/muon_step.c makes it; to be freed. */
+/* Returns X of u, computed as in model/update/muon_step.c; the caller frees it. */
 static float *orthogonalized(Tensor u, float eps)
 {
     const bool tall = u.rows > u.cols;

@@ -1,9 +1,9 @@
-/* Times the products of Muon at the shapes of Llama-2-7B, symmetric ones whole and in blocks, and
- * Muon's other operations: bench_muon. Rows as in bench_kernels.c; symmetric products count as
- * whole. On a CPU the shapes shrink. */
+/* Times Muon's operations at the shapes of Llama-2-7B: bench_muon. Symmetric products are computed
+ * whole and in blocks. The rows have the columns of bench_kernels.c; the FLOPs of a symmetric
+ * product are those of the whole product. On a CPU the shapes are smaller. */
 #include "tests/bench_tensors.h"
 
-/* Milliseconds of five iterations with whole products, and with symmetric ones. */
+/* Prints the milliseconds of five iterations with whole products, and with symmetric products. */
 typedef struct {
     double whole, symmetric;
 } Iterations;

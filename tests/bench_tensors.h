@@ -21,8 +21,8 @@ static const Format E4M3_16 = { .dtype = E4M3, .group = 16 }, E5M2_ = { .dtype =
 static const Tensor NONE = { 0 };
 static const LoraProduct NO_PRODUCT = { 0 };
 
-/* These functions return how often a step runs an operation that runs once per block, per chunk of
- * logits or per micro-batch. */
+/* These functions return how often a step runs an operation: once per block, once per chunk of
+ * logits, or once per micro-batch. */
 static inline double blocks(const Model *m)
 {
     return (double)m->L * m->micro_batches;

@@ -1,5 +1,5 @@
-/* Shared by tests of codes and scales: a model whose matrices fit every format, and numbers by
- * their definition. */
+/* Shared by tests of codes and scales: a model whose matrices fit every format, and the values of
+ * codes by their definition. */
 #pragma once
 #include <jansson.h>
 
@@ -26,7 +26,7 @@ static inline void put_in_q(Run *r, size_t at, const float *values, size_t n)
                n * sizeof *values);
 }
 
-/* The value of a finite code of a format with these bits, by its definition. */
+/* Returns the value of a finite code by its definition, in a format with these numbers of bits. */
 static inline double value_of(unsigned code, int exponent_bits, int mantissa_bits)
 {
     const int bias = (1 << (exponent_bits - 1)) - 1,
@@ -42,7 +42,8 @@ static inline float bf16_value(uint16_t code)
     return (float)value_of(code, 8, 7);
 }
 
-/* The number with mantissa_bits nearest to x, ties to even. least: the smallest exponent. */
+/* Returns the number with mantissa_bits mantissa bits that is nearest to x; ties go to even. least:
+ * the smallest exponent. */
 static inline double nearest(double x, int mantissa_bits, int least)
 {
     int e;

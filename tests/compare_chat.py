@@ -28,9 +28,9 @@ WORD = re.compile(r"w\d+w")
 
 
 def make_model(folder, text):
-    """A folder with a template, and a tokenizer that knows the tokens that the template spells out."""
+    """Makes a folder with a template, and a tokenizer that knows the special tokens of the template."""
     tokenizer = Tokenizer(models.BPE())
-    pieces = pre_tokenizers.Split(Regex(r"\n|w\d+w|[^\nw]+|w"), "isolated")     # words and lines' ends are tokens of their own
+    pieces = pre_tokenizers.Split(Regex(r"\n|w\d+w|[^\nw]+|w"), "isolated")     # words and line ends are separate tokens
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pieces, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.train_from_iterator(["a model"], trainers.BpeTrainer(vocab_size=300, show_progress=False,
@@ -63,7 +63,7 @@ class Comparison:
             self.shown.append((what, json.dumps(entry, ensure_ascii=False), *more))
 
     def ask(self, messages, tools):
-        """(ids, mask of the assistant's tokens) by transformers, or None where the template refuses."""
+        """Returns (ids, mask of the assistant's tokens) by transformers, or None if the template refuses the conversation."""
         try:
             found = self.peer.apply_chat_template(messages, tools=tools, return_dict=True, return_assistant_tokens_mask=self.masks)
         except Exception:
@@ -101,7 +101,7 @@ class Comparison:
             return []
 
     def unprompted(self, messages, tools, ids, mask):
-        """The mask without what add_generation_prompt gives a model, which some authors have in their marks."""
+        """The mask without the tokens that add_generation_prompt writes. Some templates mark these tokens as the assistant's."""
         question, mask = [{"role": "user", "content": "x"}], list(mask)
         opening = self.ids(question, None, True)[len(self.ids(question, None, False)):]
         prompts = [self.ids(messages[:i], tools, True) for i in range(1, len(messages)) if messages[i]["role"] == "assistant"]
@@ -126,7 +126,8 @@ class Comparison:
         if self.masks and begin == 0:
             expected = self.ask(entry["messages"][:end], entry.get("tools"))[1]
             expected = self.unprompted(entry["messages"][:end], entry.get("tools"), ids, expected)
-            strip = lambda mask: [on and not self.peer.decode([id]).isspace() for id, on in zip(ids, mask)]     # ends of lines
+            # without line ends
+            strip = lambda mask: [on and not self.peer.decode([id]).isspace() for id, on in zip(ids, mask)]
             if strip(mask) != strip(expected):
                 return self.show("labels differ", entry, *(repr(self.peer.decode([id if on else 0 for id, on in zip(ids, one)]))
                                                            for one in (mask, expected)))

@@ -78,7 +78,7 @@ static inline Routed routed(const Case *c)
     return route_on_host(make_logits(c->N, c->E, c->preference), c->k, c->k > 2);
 }
 
-/* FP8 and odd shapes do not go together. */
+/* FP8 cases do not use odd shapes. */
 static inline void for_all(void (*test)(const Formats *, const Case *, const Routed *))
 {
     for (int i = 0; i < FORMATS; i++)
@@ -120,7 +120,7 @@ static inline float amax_of(Tensor x)
 
 /* ---- rows of assignments --------------------------------------------------------------------- */
 
-/* The rows in use, without a transposed copy. */
+/* Returns a view of the rows in use, without the transposed copy. */
 static inline Tensor in_use(Tensor t, const Routed *g)
 {
     t.rows = g->used;
@@ -128,7 +128,7 @@ static inline Tensor in_use(Tensor t, const Routed *g)
     return t;
 }
 
-/* Sets the codes, and scales of groups, after the rows in use to NaN. */
+/* Sets the codes and group scales of all rows after the rows in use to NaN. */
 static inline void poison(Tensor t, const Routed *g)
 {
     const size_t row = (size_t)t.cols * dtype_size(t.format.dtype), codes = row * (size_t)t.rows,
@@ -143,8 +143,8 @@ static inline void poison(Tensor t, const Routed *g)
     tensor_restore(t, bytes);
 }
 
-/* x in the rows of assignments, 0 in padding, NaN after the rows in use. FP8 tensors are made from
- * BF16. */
+/* Makes the rows of assignments from x: rows of tokens, 0 in padding, NaN after the rows in use.
+ * FP8 tensors are encoded from BF16. */
 static inline Tensor put_assigned(Format f, const Routed *g, int cols, float *x)
 {
     Tensor t = make_either(f, g->rows, cols),
@@ -168,7 +168,7 @@ static inline Tensor make_assigned(Format f, const Routed *g, int cols, uint64_t
     return put_assigned(f, g, cols, x);
 }
 
-/* Values of few digits, as make_round in fp8.h, for the same reason. */
+/* Makes values with few mantissa bits, as make_round in fp8.h does, for the same reason. */
 static inline Tensor make_round_assigned(Format f, const Routed *g, int cols, uint64_t seed)
 {
     const size_t n = (size_t)g->rows * (size_t)cols;
@@ -178,7 +178,7 @@ static inline Tensor make_round_assigned(Format f, const Routed *g, int cols, ui
     return put_assigned(f, g, cols, x);
 }
 
-/* The bytes of the rows in use: codes, transposed codes, scale. */
+/* Copies the bytes of the rows in use: codes, transposed codes, scale. */
 static inline uint8_t *used_bytes(Tensor t, const Routed *g, size_t *size)
 {
     const size_t row = (size_t)t.cols * dtype_size(t.format.dtype), codes = row * (size_t)t.rows,
@@ -206,7 +206,8 @@ static inline void check_same_rows(const char *name, Tensor t, Tensor expected, 
     check_same_bytes(name, a, b, n);
 }
 
-/* The rows after those in use still have the bytes with which guarded() fills memory. */
+/* Checks that all rows after the rows in use still have the bytes with which guarded() filled
+ * memory. */
 static inline void check_not_written(const char *name, Tensor t, const Routed *g)
 {
     const size_t row = (size_t)t.cols * dtype_size(t.format.dtype), codes = row * (size_t)t.rows;
@@ -230,7 +231,7 @@ static inline void check_used_transposed(const char *name, Tensor t, const Route
                          transposed[c * t.rows + r]);
 }
 
-/* An output of the rows in use, in any format of outputs of GEMMs' operands. */
+/* Makes an output with the rows in use, in a format that a GEMM can write. */
 static inline void check_output(const char *name, Tensor t, const Routed *g, const double *ref,
                                 const double *bound)
 {
@@ -248,7 +249,7 @@ static inline void check_output(const char *name, Tensor t, const Routed *g, con
 
 /* ---- matrices -------------------------------------------------------------------------------- */
 
-/* The matrix of expert e in w (E*O,C). */
+/* Returns a view of expert e's matrix in w (E*O,C). */
 static inline Tensor expert_matrix(Tensor w, int e, int E)
 {
     const size_t first = (size_t)e * (tensor_numel(w) / (size_t)E);
@@ -269,8 +270,8 @@ static inline Tensor make_matrices_memory(Format f, int E, int O, int C)
     return w;
 }
 
-/* The matrices of E experts, each larger than the one before, so that FP8 scales differ. *x gets
- * their values. */
+/* Makes the matrices of E experts. Each is larger than the one before, so that the FP8 scales
+ * differ. *x gets the values. */
 static inline Tensor make_matrices(Format f, int E, int O, int C, uint64_t seed, double **x)
 {
     const size_t each = (size_t)O * (size_t)C;
@@ -290,7 +291,7 @@ static inline Tensor make_matrices(Format f, int E, int O, int C, uint64_t seed,
     return w;
 }
 
-/* FP8 matrices of few digits. */
+/* Makes FP8 matrices whose values have few mantissa bits. */
 static inline Tensor make_round_matrices(Format f, int E, int O, int C, uint64_t seed)
 {
     Tensor w = make_matrices_memory(f, E, O, C);
@@ -306,8 +307,9 @@ static inline Tensor make_round_matrices(Format f, int E, int O, int C, uint64_t
 
 /* ---- grouped GEMMs --------------------------------------------------------------------------- */
 
-/* As test_kernels for F32 and BF16: a factor 2 covers tensor cores, which truncate, and cuBLASLt may
- * round a product before it adds a BF16 value. fp8.h has the bound of FP8. */
+/* Bounds for F32 and BF16, as in test_kernels: a factor of 2 covers tensor cores, which truncate,
+ * and cuBLASLt, which may round a product before it adds a BF16 value. fp8.h has the bound for
+ * FP8. */
 static inline void gemm(double *ref, double *bound, const double *old, const Formats *f, int rows,
                         int cols, int K, Strided a, Strided b)
 {
@@ -329,7 +331,7 @@ static inline void gemm(double *ref, double *bound, const double *old, const For
     }
 }
 
-/* y = x wT; each expert's rows of x (R,C) with its matrix of w (E*O,C). */
+/* y = x wT: each expert's rows of x (R,C) times its matrix in w (E*O,C) */
 static inline void grouped(double *ref, double *bound, const double *x, const double *w, int C,
                            int O, const Formats *f, const Routed *g)
 {

@@ -73,7 +73,7 @@ static const UnitKind expert_layer = {
     .is_layer = true,
     .params = expert_params,
     .num_params = 3,
-    .plan = plan_head_input, /* the stream alone */
+    .plan = plan_head_input, /* needs only the stream */
     .forward = expert_forward,
     .backward = expert_backward,
 };
@@ -82,9 +82,10 @@ static inline ModelConfig expert_model(BaseFormat base)
 {
     ModelConfig m = architecture(LLAMA);
     m.architecture = &with_experts;
-    m.n_layers = 3; /* the first one has experts */
+    m.n_layers = 3; /* the first layer has experts */
     m.mlp_width = 128;
-    m.init_fn = INIT_NORMAL; /* without a cutoff, which would be the maximum of all items */
+    /* without a cutoff: with one, all items would have the cutoff as their maximum */
+    m.init_fn = INIT_NORMAL;
     m.init_std = 0.02;
     m.init_cutoff_factor = 0;
     return base == BASE_AS_FROZEN ? m : with_adapters(m, RANK, ALL_MODULES, base);

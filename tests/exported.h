@@ -1,4 +1,4 @@
-/* Exports of a checkpoint in one type, for tests. */
+/* Exports a checkpoint in one type, for tests. */
 #pragma once
 #include <string.h>
 

@@ -20,7 +20,8 @@ static inline const double *fp8_table(DType d)
     return table[d == E5M2];
 }
 
-/* Codes 0 .. last have ascending values. In a tie the even code has the even mantissa. */
+/* Codes 0 .. last have ascending values. In a tie, the even code is the one with the even
+ * mantissa. */
 static inline uint8_t fp8_nearest(double x, DType d)
 {
     const double *value = fp8_table(d), a = fabs(x);
@@ -37,7 +38,7 @@ static inline uint8_t fp8_nearest(double x, DType d)
         else
             high = middle;
     }
-    /* exact: both are multiples of a's last place */
+    /* exact: both values are multiples of a's last place */
     double below = a - value[low], above = value[high] - a;
     return sign | (uint8_t)(below < above || (below == above && low % 2 == 0) ? low : high);
 }

@@ -1,7 +1,7 @@
-/* Damaged and odd inputs, made from valid ones: each is read, or ends the program with a message
- * that names its place. No crash, no report of sanitizers, no hang, nothing written (for
- * checkpoints: nor read) outside of its folder; and a configuration that was read is written as one
- * that reads as the same.
+/* Reads damaged and odd inputs, which are made from valid ones. Each input must be read, or end the
+ * program with a message that names the file. A crash, a report of a sanitizer, a hang, or a write
+ * outside of the input's folder is a failure. So is a read outside of the folder, if the input is a
+ * checkpoint. A configuration that was read and written out must read as the same configuration.
  *
  *     fuzz COUNT FIRST        the kept inputs of tests/fuzz, then inputs FIRST .. FIRST + COUNT - 1: each is a function
  *                             of its number, of the kept ones and of configs/
@@ -68,12 +68,13 @@ int __wrap_truncate(const char *path, off_t size)
 /* ---- inputs in processes --------------------------------------------------------------------- */
 
 static jmp_buf ended;
-static volatile uint64_t *reached; /* set by the process of a batch; shared */
+/* the input that the process of a batch has reached, in shared memory */
+static volatile uint64_t *reached;
 
 _Noreturn void __real_exit(int status);
 _Noreturn void __wrap_exit(int status);
 
-/* die() ends an input, not its process. */
+/* Called by die(). Ends the reading of an input, but not the process. */
 _Noreturn void __wrap_exit(int status)
 {
     if (now)
@@ -81,7 +82,7 @@ _Noreturn void __wrap_exit(int status)
     __real_exit(status);
 }
 
-/* Called in a new process: redirects stderr to the file `said`, unless NULL. */
+/* Called in a new process. Redirects stderr to the file `said`, unless `said` is NULL. */
 static void enter_process(const char *said)
 {
     dup2(open("/dev/null", O_WRONLY), STDOUT_FILENO);
@@ -90,7 +91,7 @@ static void enter_process(const char *said)
     setrlimit(RLIMIT_CPU, &(struct rlimit){ CPU_SECONDS, CPU_SECONDS });
 }
 
-/* Returns the exit status. */
+/* Reads the input in this process, and returns the exit status. */
 static int read_input(Kind *k, const Input *in)
 {
     char path[256];
@@ -125,7 +126,7 @@ static int read_alone(Kind *k, const Input *in, const char *said)
     return wait_for(child);
 }
 
-/* Why the output of a process and its status of wait() are a failure; NULL: no failure. */
+/* Returns why this output and wait() status of a process are a failure; NULL: no failure. */
 static const char *judge(const Kind *k, int status, const char *said)
 {
     const char *error = strstr(said, "error: ");
@@ -152,7 +153,7 @@ static const char *judge(const Kind *k, int status, const char *said)
     return NULL;
 }
 
-/* The verdict on an input with this status; `said`: the file of its output. */
+/* Judges an input by its status and its output, which is in the file `said`. */
 static const char *judge_file(const Kind *k, int status, const char *said, Input *message)
 {
     *message = input_read(said);
@@ -160,7 +161,7 @@ static const char *judge_file(const Kind *k, int status, const char *said, Input
     return judge(k, status, message->data);
 }
 
-/* Returns 1 on failure. name: of the kept file. */
+/* Returns 1 on failure, and keeps the input. name: end of the kept file's name. */
 static int try_input(Kind *k, const Input *in, const char *name)
 {
     char said[256], kept[256];
@@ -179,7 +180,8 @@ static int try_input(Kind *k, const Input *in, const char *name)
     return why != NULL;
 }
 
-/* Reads many in one process, which is faster, up to the first possible failure. */
+/* Reads many inputs in one process, which is faster. Ends at the first input that may have
+ * failed. */
 static void read_batch(uint64_t first, uint64_t end)
 {
     char said[256];

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Odd lines of conversations through scripts/make_chat_shards.py: JSON by the schema of messages, with a place or two changed.
+"""Sends odd lines of conversations through scripts/make_chat_shards.py: valid conversations in which one or two values are
+changed.
 
     python3 tests/fuzz_chat.py COUNT [FIRST [MODEL ...]]
 
 MODEL is a folder with tokenizer and chat template; the default is two of tests/golden/chat. Each line must be refused with an
-error that names it, or accepted. Then labels must be words of answers only, and the text must hold nothing that no message says.
+error that names it, or accepted. In an accepted line, labels must be words of answers, and the text must come from the messages.
 If transformers is installed, the tokens must be those of its apply_chat_template, wherever it accepts the messages and tools
 unchanged. The first violation ends the script.
 """
@@ -24,14 +25,14 @@ KEYS = ("role", "content", "tool_calls", "function", "name", "arguments", "reaso
 
 
 def places(value, at=()):
-    """The paths to all values in a value of JSON, but itself."""
+    """Yields the paths to all values inside a JSON value."""
     for key, one in (value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()):
         yield (*at, key)
         yield from places(one, (*at, key))
 
 
 def change(entry, r):
-    """One value is another, gone, JSON text of itself, or there under another key, too."""
+    """Changes one value: deletes it, replaces it by its JSON text, copies it to another key, or replaces it by an odd value."""
     *way, key = r.choice(list(places(entry)))
     holder = entry
     for step in way:
@@ -68,7 +69,7 @@ class Fuzz:
 
     @staticmethod
     def say_otherwise(message, r):
-        """The same with keys that are null, without content that is empty, with arguments as JSON text."""
+        """Returns an equal message: keys that are null, empty content left out, or arguments as JSON text."""
         message = json_arguments(message) if r.random() < 0.1 else message
         if message["content"] == "" and r.random() < 0.7:
             without = {key: message[key] for key in message if key != "content"}
@@ -76,7 +77,7 @@ class Fuzz:
         return nulls(message, r) if r.random() < 0.3 else message
 
     def ask(self, entry, count):
-        """Tokens by transformers, or None where it fails or was given something that it would not have been."""
+        """Returns the tokens by transformers, or None if transformers fails."""
         messages, tools = entry["messages"][:count], entry.get("tools")
         try:
             return self.peer.apply_chat_template(messages, tools=tools)["input_ids"]
@@ -84,7 +85,7 @@ class Fuzz:
             return None
 
     def try_line(self, number):
-        """"refused" or "taken"; an assertion fails otherwise."""
+        """Returns "refused" or "taken"; fails with an assertion if the result is wrong."""
         entry = self.line(number)
         result = make_chat_shards.make_documents("x", 1, json.dumps(entry).encode())
         if result.problem:
@@ -119,8 +120,8 @@ class Fuzz:
 
     @staticmethod
     def is_plain(entry):
-        """Whether the line is as transformers takes it: messages with roles that all know, lists of objects, arguments that are
-        objects."""
+        """Whether transformers would accept the line as it is: messages whose roles all templates know, lists of objects, and
+        arguments that are objects."""
         objects = lambda value: value is None or isinstance(value, list) and all(isinstance(one, dict) for one in value)
         if set(entry) - {"messages", "tools"} or not objects(entry.get("messages")) or not objects(entry.get("tools")):
             return False

@@ -5,8 +5,8 @@
 #include "tests/exported.h"
 #include "tests/saved.h"
 
-/* The tensors of a matrix (O, I) as words of eight codes with a scale for each output,
- * packed-quantized or GPTQ's. */
+/* Stores the tensors of a matrix (O, I) as words of eight codes, with a scale for each output, in
+ * the layout of packed-quantized or GPTQ. */
 static void add_words(SafeFile *to, const SafeTensor *t, bool gptq)
 {
     const size_t O = t->shape[0], I = t->shape[1];
@@ -30,7 +30,7 @@ static void add_words(SafeFile *to, const SafeTensor *t, bool gptq)
                         tensors[gptq][i].dtype, tensors[gptq][i].dims, tensors[gptq][i].shape);
 }
 
-/* All words are of sevens, GPTQ's zero point; as scales they are finite. */
+/* Every word consists of sevens, the zero point of GPTQ. Read as a scale, such a word is finite. */
 static void fill_words(SafeFile *to, const SafeTensor *t)
 {
     const size_t bytes = t->end - t->begin;
@@ -46,7 +46,8 @@ static void fill_words(SafeFile *to, const SafeTensor *t)
     free(data);
 }
 
-/* Writes the weights at `path` with matrices as words; returns the new path. */
+/* Writes the weights at `path` with their matrices as words of codes; returns the path of the new
+ * file. */
 static const char *write_words(const char *path, bool gptq)
 {
     SafeFile *from = safetensors_open(path), *to = safetensors_new(text("%s.words", path));

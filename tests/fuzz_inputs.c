@@ -1,4 +1,4 @@
-/* Inputs of tests/fuzz.c: a changed valid input, and arguments of the command line. */
+/* Makes inputs of tests/fuzz.c: a changed valid input, and arguments of the command line. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 #include "model/keys/config_keys.h"
 #include "tests/fuzz_kinds.h"
 
-/* Mostly a key that has a value. */
+/* Returns a key; most of them have a value. */
 static const ConfigKey *draw_key(Draws *d)
 {
     int keys = 0;
@@ -19,8 +19,8 @@ static const ConfigKey *draw_key(Draws *d)
     return k;
 }
 
-/* --key=value: a key of the table or a section, sometimes misspelled, and an odd value or the
- * default. */
+/* Makes --key=value. The key is a key of the table or a section, sometimes misspelled. The value is
+ * odd, or the default. */
 static void add_argument(Input *in, Draws *d)
 {
     static const char *const forms[] = { "a%s",

@@ -63,7 +63,7 @@ static void read_yaml(void)
         argv[argc] = last + 2;
         *last = '\0';
     }
-    /* without arguments it may contain zeros */
+    /* without arguments the file may contain zeros */
     const Input yaml = { in.data, argc > 2 ? strlen(in.data) : in.size - 1 };
     input_write(&yaml, argv[1]);
     for (int i = 2; i < argc; i++)
@@ -100,7 +100,7 @@ static void read_weights(void)
     checkpoint_load(in_folder("step1"), &model.config, &model.store, &s, false);
 }
 
-/* Its size is that in the manifest, so that it is opened. */
+/* The manifest gets the actual size of the file, so that loading opens the file. */
 static void read_states(void)
 {
     struct stat status;
@@ -162,7 +162,7 @@ static uint64_t read_tokens(int itemsize, const char *mask, bool metadata)
         for (int t = 0; t < 16; t++)
             demand(b.tokens[t] >= 0 && b.tokens[t] < VOCAB && b.targets[t] >= -1 &&
                        b.targets[t] < VOCAB,
-                   "a token is no token");
+                   "a token is outside the vocabulary");
         hash =
             hash_bytes(hash_bytes(hash, b.tokens, sizeof(int) * 16), b.targets, sizeof(int) * 16);
         hash = hash_bytes(hash, b.begins, 16);
@@ -205,10 +205,10 @@ static uint64_t hash_questions(void)
         hash = hash_bytes(hash_bytes(hash, &c->length, 4 * sizeof(int)), r.token + c->first,
                           sizeof(int) * (size_t)c->length);
         demand(c->scored > 0 && c->scored < c->length && c->length <= LENGTH + 1 && c->same <= i,
-               "a choice is none");
+               "a choice is invalid");
         for (int t = 0; t < c->length; t++)
             demand(r.token[c->first + (size_t)t] >= 0 && r.token[c->first + (size_t)t] < VOCAB,
-                   "a token is no token");
+                   "a token is outside the vocabulary");
     }
     requests_free(&r);
     return hash;
@@ -219,7 +219,8 @@ static void read_questions(void)
     hash_questions();
 }
 
-/* A resume after FIRST_STEP steps keeps whole lines from the beginning, of these steps. */
+/* A resume after FIRST_STEP steps keeps only whole lines of these steps, from the start of the
+ * file. */
 static void read_metrics(void)
 {
     const Input before = input_read(in_folder(now->file));
@@ -237,7 +238,7 @@ static void read_metrics(void)
     demand(after.size == 0 || after.data[after.size - 1] == '\n', "a log ends in a line");
 }
 
-/* A file in place of the link. */
+/* `latest` is a file here, not a link. */
 static void read_latest(void)
 {
     char *latest = checkpoint_latest(now->folder);
@@ -245,8 +246,9 @@ static void read_latest(void)
     free(latest);
 }
 
-/* An entry per line: a letter for its type, and its name. Makes it in `folder`, unless a checkpoint
- * may have that name; returns whether it exists unchanged. */
+/* A line is an entry of a folder: a letter for its type, and its name. With `make`, makes the entry
+ * in `folder`, unless a checkpoint may have its name. Otherwise returns whether the entry still
+ * exists unchanged. */
 static bool entry(const char *folder, const char *line, bool make)
 {
     const char *name = line + 1, *path = text("%s/%s", folder, name);
@@ -267,7 +269,7 @@ static bool entry(const char *folder, const char *line, bool make)
     return done;
 }
 
-/* Entries of others in a save_folder are not changed by a run. */
+/* A run does not change entries of its save_folder that others made. */
 static void read_names(void)
 {
     enum { MOST = 64 };
@@ -295,7 +297,7 @@ static void read_names(void)
 
 /* ---- other files of another rank ------------------------------------------------------------- */
 
-static uint64_t agreed; /* a hash of what this rank has compared with the others */
+static uint64_t agreed; /* a hash of the values that this rank has compared with other ranks */
 
 void __wrap_comm_agree(const char *what, uint64_t hash);
 char *__wrap_comm_disagreement(const char *what, uint64_t hash);
@@ -312,9 +314,9 @@ void __wrap_comm_agree(const char *what, uint64_t hash)
     __wrap_comm_disagreement(what, hash);
 }
 
-/* Two ranks, one with the first valid input: they read the same, or detect a difference. Data
- * compared by samples are smaller than the samples here. `rank` returns a hash of what it has
- * read. */
+/* Reads as two ranks: one has this input, the other has the first valid input. Either both read the
+ * same, or the comparison of their hashes detects the difference. The files are so small that the
+ * samples cover them. `rank` reads, and returns a hash of what it has read. */
 static void read_by_two(uint64_t (*rank)(void))
 {
     uint64_t read[2], shown[2];
@@ -340,7 +342,7 @@ static uint64_t rank_states(void)
     return hash_model();
 }
 
-/* A run with one evaluator, of this file. */
+/* Opens a run with one evaluator, which reads this file. */
 static uint64_t rank_validation(const char *name, const char *mask, bool downstream)
 {
     char *path = xstrdup(in_folder(name)), *mask_path = xstrdup(in_folder("mask.npy"));

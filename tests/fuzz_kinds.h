@@ -10,7 +10,7 @@ typedef struct {
     const char *name;      /* kept inputs are tests/fuzz/<name>-<anything> */
     const char *file;      /* the file of an input, in the folder of its kind */
     void (*read)(void);    /* reads that file */
-    bool roams;            /* inputs may name other files, which are read */
+    bool roams;            /* inputs may name other files, which are then read */
     const char *words[24]; /* words that mutations insert into inputs */
     Input seed[MAX_SEEDS];
     int num_seeds;
@@ -30,5 +30,5 @@ void kinds_remove(void);
  * seeds. */
 Input make_input(const Kind *k, uint64_t number);
 
-/* Ends the process with BROKEN unless `holds`. */
+/* Ends the process with BROKEN if `holds` is false. */
 void demand(bool holds, const char *what);

@@ -72,7 +72,7 @@ static void seed_hf(Kind *k)
     }
 }
 
-/* Next to the model in the folder `base`. */
+/* Writes adapters of the model in the folder `base`. */
 static void seed_adapter(Kind *k)
 {
     const Input none = { "", 0 }, base = { "{" TRY_LLAMA "}", strlen("{" TRY_LLAMA "}") };
@@ -115,7 +115,7 @@ static void seed_checkpoint(Kind *k)
     add_seed(k, input_read(text("%s/%s", k->folder, k->file)));
 }
 
-/* Its weights as codes and scales. */
+/* The weights of the checkpoint as codes and scales. */
 static void seed_codes(Kind *k)
 {
     Input seed[FUZZ_CODES];
@@ -149,7 +149,7 @@ static void seed_tokens(Kind *k)
     add_seed(k, input_copy(four + 256, 1024));
 }
 
-/* Next to a checkpoint. */
+/* Makes other entries next to a checkpoint. */
 static void seed_latest(Kind *k)
 {
     model.config.save_folder = k->folder;

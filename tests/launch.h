@@ -22,7 +22,7 @@
 enum { MAX_STEPS = 128 };
 
 static char folder[] = "/tmp/coat-train-XXXXXX"; /* for all files of a test */
-static char output[1 << 16];                     /* of the last command: stdout and stderr */
+static char output[1 << 16];                     /* stdout and stderr of the last command */
 
 static inline const char *setting(const char *name, const char *otherwise)
 {
@@ -119,7 +119,7 @@ static inline FILE *start_command(const char *format, ...)
 /* Makes stdout and stderr of a rank one pipe: from two pipes the launcher may forward the later
  * output first. */
 static const char ONE_PIPE[] = "sh -c 'exec \"$0\" \"$@\" 2>&1'";
-static const char *by = ""; /* ONE_PIPE, or nothing */
+static const char *by = ""; /* ONE_PIPE, or empty */
 
 /* Starts train on `ranks` ranks, or as many as possible, with SMALL, `ids` and the given
  * arguments. */

@@ -1,4 +1,4 @@
-/* The names of a Llama's tensors, for classes of tests with further tensors. */
+/* Tensor names of a Llama, for classes of tests that have further tensors. */
 #pragma once
 
 // clang-format off

@@ -1,4 +1,5 @@
-/* One small base, and the changes of each architecture; values and tokens depend only on a seed. */
+/* One small base model, and the changes that each architecture makes to it. Values and tokens
+ * depend only on a seed. */
 #include "tests/models.h"
 
 #include <stdlib.h>
@@ -197,8 +198,8 @@ void model_alloc_shared(Model *m, ParamStore *store, const Config *c, size_t byt
     model_alloc(m, store, c);
 }
 
-/* Elements of a parameter from its `first` on; each has the value that it has where the parameter
- * is whole. */
+/* Sets elements of a parameter from element `first` on. Each element has the value that it has in
+ * the whole parameter. */
 static void fill(Tensor t, const Param *p, uint64_t seed, size_t first)
 {
     const size_t n = tensor_numel(t);

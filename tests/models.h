@@ -2,12 +2,12 @@
 #pragma once
 #include "model/model.h"
 
-/* LLAMA: plain. LLAMA_GQA: also tied, llama3 rope. LLAMA_HEAD: head_dim != C/H. OLMO: weightless
- * LayerNorm, clip, tied. OLMO2: norms on the branch outputs, QK-norm, GQA. MISTRAL: a window in all
- * blocks. QWEN3: QK-norm per head, head_dim != C/H, tied, a window in the second block. OLMO3:
- * OLMO2 with a window in the first block, YaRN in the second. QWEN2: biases of q, k and v, tied,
- * GQA. SMOLLM3: tied, GQA, no rotation in the second block. OLMOE: QK-norm, 6 experts, 2 of them per
- * token, with both losses of the router. */
+/* LLAMA: without options. LLAMA_GQA: GQA, tied, llama3 rope. LLAMA_HEAD: head_dim != C/H. OLMO:
+ * LayerNorm without weights, clip, tied. OLMO2: norms on the branch outputs, QK-norm, GQA. MISTRAL:
+ * a window in all blocks. QWEN3: QK-norm per head, head_dim != C/H, tied, a window in the second
+ * block. OLMO3: OLMO2 with a window in the first block, YaRN in the second. QWEN2: biases of q, k
+ * and v, tied, GQA. SMOLLM3: tied, GQA, no rotation in the second block. OLMOE: QK-norm, 6 experts,
+ * 2 of them per token, with both losses of the router. */
 typedef enum {
     LLAMA,
     LLAMA_GQA,
@@ -54,8 +54,7 @@ void model_create(Model *m, ParamStore *store, const Config *c);
 /* As model_create, with separate memory for each buffer, so that all results can be read. */
 void model_create_apart(Model *m, ParamStore *store, const Config *c);
 
-/* Places a planned model in `bytes` bytes, after the places of its shared buffers were planned
- * again. */
+/* Places a planned model in `bytes` bytes, after the shared buffers were planned again. */
 void model_alloc_shared(Model *m, ParamStore *store, const Config *c, size_t bytes);
 
 /* Fills every B of the adapters, because A has no gradient if B = 0. Also fills every bias. */

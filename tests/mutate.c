@@ -219,7 +219,7 @@ static void insert_text(Input *in, size_t at, const char *text)
     input_replace(in, at, 0, text, strlen(text));
 }
 
-/* The number or word at a random place, or an empty range there. */
+/* Returns the position of a number or word at a random place, or an empty range there. */
 static size_t find_word(const Input *in, Draws *d, size_t *length)
 {
     size_t at = draw(d, in->size + 1), end;
@@ -243,7 +243,7 @@ static size_t find_line(const Input *in, Draws *d, size_t *length)
     return at;
 }
 
-/* Mostly a short piece. */
+/* Usually returns a short piece. */
 static size_t find_range(const Input *in, Draws *d, size_t *length)
 {
     const size_t at = draw(d, in->size + 1), left = in->size - at;

@@ -8,7 +8,7 @@ typedef struct {
     uint64_t seed, drawn;
 } Draws;
 
-uint64_t draw(Draws *d, uint64_t below); /* 0 .. below - 1; below > 0 */
+uint64_t draw(Draws *d, uint64_t below); /* uniform in 0 .. below - 1; below > 0 */
 
 typedef struct {
     char *data;

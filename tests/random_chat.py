@@ -1,4 +1,5 @@
-"""Random conversations for tests, with odd texts; every word of theirs is there once, so that it tells whose text a token is."""
+"""Random conversations for tests, with odd texts. Each word occurs in only one message, so a word tells which message a token is
+from."""
 import itertools, json, random
 
 SPACE = ("", "", "", " ", "\n", "\n\n", "  ")
@@ -6,8 +7,8 @@ ODD = ("naïve", "東京", "😀", "{x}", "<b>", "don't", "None", "[1, 2]", '"q"
 
 
 class Chat:
-    """Makes conversations as lines of a file have them. what: which of "system", "tools", "calls", "thoughts", "first" (an answer
-    is the first message), "lists" (several calls in a message) they may have."""
+    """Makes conversations as objects of a JSON line. what: which of "system", "tools", "calls", "thoughts", "first" (an answer is
+    the first message), "lists" (several calls in a message) they may have."""
 
     def __init__(self, seed, what):
         self.r, self.what, self.words = random.Random(seed), what, itertools.count()
@@ -60,7 +61,7 @@ class Chat:
         for _ in range(self.r.randint(1, 4)):
             messages += self.turn()
         if self.r.random() < 0.2:
-            messages.append({"role": "user", "content": self.text()})       # a question without an answer at the end
+            messages.append({"role": "user", "content": self.text()})       # a last question without an answer
         entry = {"messages": messages}
         if self.maybe("tools", 0.4):
             entry["tools"] = [self.tool() for _ in range(self.r.randint(1, 2))]
@@ -70,7 +71,7 @@ class Chat:
 # ---- the same, said otherwise ------------------------------------------------------------------------------------------------
 
 def nulls(message, r):
-    """Keys that are null, as tables of columns fill them in."""
+    """Adds keys that are null, as in rows that come from a table."""
     return {**{key: None for key in ("tool_calls", "name", "reasoning", "weight") if r.random() < 0.5}, **message}
 
 
@@ -81,7 +82,7 @@ def json_arguments(message):
 
 
 def sharegpt(entry):
-    """As ShareGPT's files with tools have it, or None where that cannot say it."""
+    """The conversation as a ShareGPT line with tools, or None if ShareGPT cannot express it."""
     said = []
     for message in entry["messages"]:
         calls = [call["function"] for call in message.get("tool_calls", [])]

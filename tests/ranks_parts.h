@@ -12,7 +12,7 @@ enum { SEQUENCES = 4, MICRO = 2 };
 static int shared_rows; /* operands with this number of rows share their maxima; 0: no operand
                          * does */
 
-/* NULL in a build for GPUs */
+/* NULL in the CUDA build */
 extern float __real_scale_within_range(Tensor t, float amax) __attribute__((weak));
 float __wrap_scale_within_range(Tensor t, float amax);
 

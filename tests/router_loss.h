@@ -6,7 +6,7 @@
 #include "kernels/runtime/device.h"
 #include "model/model.h"
 
-/* The k largest of E logits, of equal ones the first. */
+/* Finds the k largest of E logits; of equal logits, the first ones. */
 static inline void largest_logits(int *chosen, const float *x, int E, int k)
 {
     for (int j = 0; j < k; j++) {
@@ -21,7 +21,8 @@ static inline void largest_logits(int *chosen, const float *x, int E, int k)
     }
 }
 
-/* Adds the counts, the sums of probabilities and of z^2 of tokens [first, end) of block l. */
+/* For tokens [first, end) of block l, adds the counts, the sums of the probabilities, and the sum
+ * of z^2. */
 static inline void add_router_stats(const Model *m, int l, int first, int end, double *count,
                                     double *p, double *squares)
 {
@@ -45,8 +46,8 @@ static inline void add_router_stats(const Model *m, int l, int first, int end, d
     free(x);
 }
 
-/* The smallest difference between the logits of a token's last expert and of the best expert that is
- * not chosen; infinite if there is no such expert. */
+/* Returns the smallest gap between the logit of a token's last chosen expert and the logit of the
+ * best expert that is not chosen; infinite if all experts are chosen. */
 static inline float router_gap(const Model *m)
 {
     const Experts *e = &m->text.config->experts;

@@ -5,8 +5,8 @@
 #include "kernels/experts.h"
 #include "tests/kit.h"
 
-/* Which logits tokens have: uniform ones; whole numbers, so that many are equal; ones that prefer
- * the last expert; ones that avoid each third expert. */
+/* The logits of tokens: uniform; whole numbers, so that many are equal; larger for the last expert;
+ * smaller for each third expert. */
 typedef enum { EVEN, TIES, ONE_EXPERT, SOME_EMPTY } Preference;
 
 typedef struct {
@@ -33,7 +33,7 @@ static inline Tensor make_logits(int N, int E, Preference preference)
     return t;
 }
 
-/* The number of experts that a token prefers to expert e. */
+/* Returns how many experts the token prefers to expert e. */
 static inline int place_of(const double *x, int E, int e)
 {
     int before = 0;
@@ -42,7 +42,7 @@ static inline int place_of(const double *x, int E, int e)
     return before;
 }
 
-/* p, and log sum exp of the E logits x. */
+/* Computes the probabilities p, and log sum exp of the E logits x. */
 static inline double softmax_of(double *p, const double *x, int E)
 {
     double sum = 0;

@@ -1,8 +1,8 @@
 /* 8-bit AdamW against bitsandbytes (tests/golden/adamw8bit, scripts/golden_adamw8bit.py): maps,
  * codes, steps.
  *
- * Codes and scales are the same bits on both back ends. Weights: on the CPU those of the reference
- * bit for bit; the CUDA back end uses the hardware's root and reciprocal. u = 2^-24. */
+ * Codes and scales are the same bits on both back ends. On the CPU, weights equal those of the
+ * reference bit for bit. The CUDA back end uses the hardware's root and reciprocal. u = 2^-24. */
 #include "kernels/dynamic8.h"
 #include "kernels/fp8.h"
 #include "kernels/values.h"
@@ -23,7 +23,7 @@ static SafeFile *open_golden(const char *name)
     return safetensors_open(path);
 }
 
-/* A tensor's data; *rows: its first size. */
+/* Returns the data of a tensor; *rows: its first dimension. */
 static void *read_golden(const SafeFile *f, const char *name, int *rows)
 {
     const SafeTensor *t = safetensors_find(f, name);
@@ -36,7 +36,7 @@ static void *read_golden(const SafeFile *f, const char *name, int *rows)
 }
 
 typedef struct {
-    AdamW a; /* without corrections */
+    AdamW a; /* without bias corrections */
     int steps, n;
     const float *w, *absmax[2]; /* (1 + steps, n), (steps, n/256) of m and v */
     const uint8_t *codes[2];    /* (steps, n) */
@@ -72,7 +72,7 @@ static AdamW settings_of(const Run *r, int step)
     return a;
 }
 
-/* Moment i before `step`: zeros before the first. */
+/* Returns moment i before `step`; before the first step it is zero. */
 static void restore_moment(Tensor t, const Run *r, int i, int step)
 {
     char *bytes = keep(tensor_bytes(t));
@@ -133,7 +133,7 @@ TEST(test_formats)
     assert_true(!format_is_fp8(SIGNED) && !format_is_fp8(UNSIGNED) && format_is_dynamic8(UNSIGNED));
 }
 
-/* A tensor in host memory. */
+/* Makes a tensor in host memory. */
 static Tensor host_tensor(Format f, int n)
 {
     return (Tensor){ .data = keep((size_t)n),
@@ -143,8 +143,8 @@ static Tensor host_tensor(Format f, int n)
                      .cols = n };
 }
 
-/* Against bitsandbytes on the CPU, which rounds small negative numbers to 0, and has no 0 in the
- * unsigned map. */
+/* Compares with bitsandbytes on the CPU, which rounds small negative numbers to 0, and has no 0 in
+ * the unsigned map. */
 static void check_bnb(const SafeFile *f, const float *x, const Tensor *t)
 {
     int plain;
@@ -197,8 +197,8 @@ static void check_rank(uint32_t bits, const uint32_t *steps, DType d)
                  code);
 }
 
-/* The table against the search at critical points: both ends of every entry, every value and every
- * midpoint of two. And the codes of four ranks at once. */
+/* Compares the table with the search at critical points: both ends of each entry, each value, and
+ * the midpoint of each two values. Also checks that four ranks become four codes at once. */
 TEST(test_table)
 {
     static uint32_t steps[DYNAMIC8_STEPS];
@@ -234,8 +234,8 @@ static Tensor make_zeros(Format f, int n)
     return t;
 }
 
-/* With beta1 = beta2 = 0 and moments of code 0 and scale 0 (m is -0) the new moments are g, also
- * with the sign of 0, and g^2. */
+/* With beta1 = beta2 = 0 and zero moments (code 0, scale 0; m is -0), the new m is g with the sign
+ * of its zeros, and the new v is g^2. */
 static Tensor check_encoding(const char *name, const float *g, size_t n)
 {
     const AdamW a = { .eps = 1, .correction1 = 1, .correction2 = 1, .grad_scale = 1 };
@@ -261,8 +261,8 @@ static Tensor check_encoding(const char *name, const float *g, size_t n)
     return m;
 }
 
-/* The difficult groups as m, and as v; about half of v are squares of floats, the others are close
- * to squares. */
+/* Encodes the difficult groups as m, and as v. About half of the v are squares of floats; the
+ * others are close to squares. */
 TEST(test_encoding)
 {
     int groups;
@@ -273,7 +273,7 @@ TEST(test_encoding)
     for (size_t i = 0; i < n; i++)
         x[i] = sqrtf(fabsf(x[i]));
     check_encoding("as-v", x, n);
-    /* groups of zeros; scales below 2^-126, whose squares are 0; -0 */
+    /* groups of zeros, groups of -0, and groups with scales below 2^-126, whose squares are 0 */
     for (size_t i = 0; i < n; i++)
         x[i] = i / GROUP % 3 == 0   ? 0
                : i / GROUP % 3 == 1 ? ldexpf(uniform(5, i, -1, 1), -130)
@@ -287,8 +287,9 @@ TEST(test_encoding)
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
-/* Errors of the weight as in adamw8bit.cu: the quotient 9 u, and w 3 u; the rates, products of
- * three constants, 3 u. bnb: another order of operations, which doubles this. */
+/* Errors of the weight as in adamw8bit.cu: the quotient has an error of 9 u, w of 3 u, and the
+ * rates, products of three constants, of 3 u. bnb: the operations have another order, which doubles
+ * the error. */
 static void check_weights(const char *name, Tensor w, const float *before, const float *after,
                           bool bnb)
 {
@@ -301,7 +302,7 @@ static void check_weights(const char *name, Tensor w, const float *before, const
     golden_check(name, w, bound);
 }
 
-/* One step of the reference from the state of the previous one. */
+/* Runs one step of the reference, from the state after its previous step. */
 static void reference_step(const Run *r, int s, Format grad_format)
 {
     Tensor w = make(F, 1, r->n), m = make(SIGNED, 1, r->n), v = make(UNSIGNED, 1, r->n),
@@ -327,8 +328,7 @@ static void reference_step(const Run *r, int s, Format grad_format)
     }
 }
 
-/* Gradients include infinities and NaN: these elements lose their moments and keep their
- * weights. */
+/* Some gradients are infinite or NaN: these elements lose their moments and keep their weights. */
 TEST(test_steps)
 {
     const Run r = read_run("steps");
@@ -339,8 +339,8 @@ TEST(test_steps)
     release();
 }
 
-/* The first step's weights as BF16, rounded with the random bits of their numbers: they differ by
- * one value at most if the F32 weight differs. */
+/* The weights of the first step in BF16, rounded with the random bits of their element numbers. A
+ * weight differs by at most one BF16 value, and only if its F32 value differs. */
 TEST(test_rounding)
 {
     const Run r = read_run("steps");
@@ -366,9 +366,9 @@ TEST(test_rounding)
     release();
 }
 
-/* The new code lies between those of the smallest and the largest allowed x = map[code] absmax. Old
- * moments are equal; m has an error of 4 u of its two terms, v of 6 u, absmax the same, and x
- * another 4 u. */
+/* The new code lies between the codes of the smallest and the largest allowed x = map[code] absmax.
+ * The old moments are equal. m has an error of 4 u of its two terms, v of 6 u, absmax the same as
+ * its moment, and x another 4 u. */
 static void check_near(const char *name, Tensor t, const Run *r, int i, int s)
 {
     const uint8_t *codes = tensor_snapshot(t), *old = r->codes[i] + (s - 1) * r->n,
@@ -394,7 +394,8 @@ static void check_near(const char *name, Tensor t, const Run *r, int i, int s)
     }
 }
 
-/* Steps of bitsandbytes itself, each from its own state: the codes, except for small negative m. */
+/* Compares with the steps of bitsandbytes itself, each from the state that bitsandbytes has before
+ * the step: all codes, except of small negative m. */
 TEST(test_bnb_steps)
 {
     const Run r = read_run("bnb");
@@ -425,7 +426,7 @@ static const AdamW usual = { .lr = 0.01f,
                              .grad_scale = 0.5f,
                              .seed = 42 };
 
-/* Any codes and scales around `size`. */
+/* Makes a state with random codes, and scales around `size`. */
 static Tensor make_state(Format f, int n, uint64_t seed, float size)
 {
     Tensor t = make(f, 1, n);
@@ -440,8 +441,8 @@ static Tensor make_state(Format f, int n, uint64_t seed, float size)
     return t;
 }
 
-/* No multiples of a block's size; the last is so large that every warp of a large GPU has several
- * groups. All codes occur. */
+/* Sizes that are not multiples of a thread block's size. The last is so large that every warp of a
+ * large GPU has several groups. All codes occur. */
 TEST(test_sizes)
 {
     static const int groups[] = { 1, 13, 7001 };
@@ -464,8 +465,9 @@ TEST(test_sizes)
     }
 }
 
-/* Groups whose gradients are all NaN, all infinite, or too large to square; scales that are not
- * finite. Codes and scales are those of the CPU; release() finds writes outside. */
+/* Groups whose gradients are all NaN, all infinite, or too large to square, and scales that are not
+ * finite. Codes and scales equal those of the CPU. release() finds writes outside of the
+ * tensors. */
 TEST(test_not_finite)
 {
     enum { N = 6 * GROUP };

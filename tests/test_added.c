@@ -1,5 +1,5 @@
-/* A recipe and a metric that the program does not have, added as model/README.md says: a row of
- * columns, and an object that begins with "step". */
+/* Adds a recipe and a metric as a program does that links this code (model/README.md): a row of
+ * formats, and an object that begins with "step". */
 #include "tests/test.h"
 #include "tests/kit.h"
 
@@ -8,8 +8,8 @@
 #include "model/run/log.h"
 #include "tests/recipe_runs.h"
 
-/* Other columns together than any row of recipe.c has: FP8 operands, attention in groups of 16,
- * hidden values as they are. */
+/* This combination of formats is in no row of recipe.c: FP8 operands, attention in groups of 16,
+ * gate and up in BF16. */
 static const Recipe made_up = {
     .name = "made-up",
     .residual = { BF16 },
@@ -31,8 +31,8 @@ static const Recipe made_up = {
     .frozen = { BF16 },
 };
 
-/* Its columns are what it computes with: near f32 within test_recipes' bound for FP8 operands, and
- * not where bf16 is. */
+/* The recipe's formats take effect: the result is near the result of f32, within test_recipes'
+ * bound for FP8 operands, and differs from the result of bf16. */
 TEST(test_recipe)
 {
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {

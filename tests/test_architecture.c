@@ -1,6 +1,6 @@
-/* Adding an architecture touches one file: this file adds a class with other names, another
- * division and another mix of features than transformers' classes. It is trained, saved and loaded
- * like them. Then: which class is found for which model. */
+/* Adds an architecture, which takes one file: a class whose names, tensors and features no class of
+ * transformers combines. The class is trained, saved and loaded like built-in ones. Further tests
+ * check which class is found for a model. */
 #include <jansson.h>
 #include <math.h>
 
@@ -13,8 +13,8 @@
 
 /* ---- the class ------------------------------------------------------------------------------- */
 
-/* Norms before the branches, but QK-norm over the full widths; a clip and a window; gate and up
- * stay one matrix. */
+/* Norms before the branches, but QK-norm over the full widths; a clip and a window; gate and up are
+ * one matrix. */
 // clang-format off
 static const TensorNames made_up_tensors[] = {
     { "embed",   { "wte" } },
@@ -195,7 +195,7 @@ TEST(test_found)
     m.norm_after = true;
     m.qk_norm = QK_NORM_WIDTH;
     assert_string_equal(architecture_of(&m)->class, "Olmo2ForCausalLM");
-    /* heads that do not divide the model's width: transformers 5 refuses them in a Llama */
+    /* heads that do not divide the model's width; transformers 5 refuses them in a Llama */
     m = architecture(LLAMA);
     m.n_heads = m.n_kv_heads = 3;
     assert_string_equal(architecture_of(&m)->class, "MistralForCausalLM");
@@ -235,7 +235,7 @@ TEST(test_differences)
     }
 }
 
-/* Every parameter has a name, and every name a parameter: for each class, with models of each
+/* Every parameter has a name and every name has a parameter, for each class and for models of each
  * kind. */
 TEST(test_every_parameter)
 {

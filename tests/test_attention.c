@@ -1,5 +1,5 @@
-/* Causal attention against a double reference, within bounds derived next to each.
- * Notation and assumptions as in test_kernels.c. */
+/* Compares causal attention with a double reference. A comment derives each bound. Notation and
+ * assumptions are those of test_kernels.c. */
 #include "tests/test.h"
 #include "tests/heads.h"
 
@@ -44,7 +44,7 @@ static void for_all(const Shape *of, int count, void (*test)(const FormatRow *, 
 
 /* ---- attention ------------------------------------------------------------------------------- */
 
-/* Documents of 1, then 2, 4, ... tokens to the end of each sequence. */
+/* Documents of 1, 2, 4, ... tokens, up to the end of each sequence. */
 static Documents documents_of(const Shape *s)
 {
     Documents d = { 0 };
@@ -64,7 +64,7 @@ static Documents documents_of(const Shape *s)
     return d;
 }
 
-/* First token of token n's document. */
+/* Returns the first token of token n's document. */
 static int document_begin(const Shape *s, int n)
 {
     int first = n / s->T * s->T;
@@ -75,7 +75,7 @@ static int document_begin(const Shape *s, int n)
     return first;
 }
 
-/* The first token that token n sees. */
+/* Returns the first token that token n attends to. */
 static int first_seen(const Shape *s, int n)
 {
     const int first = document_begin(s, n), nearest = n - s->window + 1;
@@ -197,7 +197,7 @@ static void attention_case(const FormatRow *f, const Shape *s)
             L[place] = r.lse, el[place] = r.lse_error;
         }
     check("attention_forward", f, s, y, ref, bound);
-    if (!s->documents) /* with documents the layout depends on the back end */
+    if (!s->documents) /* with documents, the layout of lse depends on the back end */
         check("attention_lse", f, s, lse, L, el);
     check("attention_backward", f, s, dqkv, G, E);
 }
@@ -212,8 +212,8 @@ TEST(test_windows)
     for_all(windows, WINDOWS, attention_case);
 }
 
-/* Tokens first .. first + count - 1 of a sequence over a cache of earlier tokens, which is larger
- * than needed. */
+/* Computes tokens first .. first + count - 1 of a sequence with a cache of earlier tokens. The
+ * cache has more room than needed. */
 static void cached_piece(const FormatRow *f, const Shape *s, KvCache cache, Tensor all, int first,
                          int count)
 {
@@ -225,7 +225,7 @@ static void cached_piece(const FormatRow *f, const Shape *s, KvCache cache, Tens
     Tensor y = make(f->act, count, O);
     double *ref = doubles((size_t)(count * O)), *bound = doubles((size_t)(count * O));
     cache.length = first;
-    if (count > 500) { /* for later tokens */
+    if (count > 500) { /* too many to check: this only fills the cache for later tokens */
         attention_cached(y, tensor_rows(all, first, count), cache, a);
         return;
     }
@@ -246,14 +246,15 @@ static void cached_case(const FormatRow *f, const Shape *s)
     const int T = s->T, width = s->K * s->D, some = T > 3 ? T - 3 : 1;
     Tensor all = make_filled(f->act, T, (s->H + 2 * s->K) * s->D, 1, -2, 2);
     const KvCache cache = { .k = make(f->act, T + 5, width), .v = make(f->act, T + 5, width) };
-    if (f->grad.dtype != f->act.dtype) /* the same as the previous row */
+    if (f->grad.dtype != f->act.dtype) /* repeats the previous row */
         return;
     cached_piece(f, &one, cache, all, 0, some);
     for (int n = some; n < T; n += n == some ? 1 : T - some - 1)
         cached_piece(f, &one, cache, all, n, n == some ? 1 : T - some - 1);
 }
 
-/* Single tokens and several, after few keys and after enough keys that a back end splits them. */
+/* One token and several tokens, after few keys, and after so many keys that a back end splits
+ * them. */
 TEST(test_cached)
 {
     static const Shape more[] = {
@@ -272,7 +273,7 @@ TEST(test_cached)
             }
 }
 
-/* Documents that are whole sequences are the same as none. */
+/* Documents that are whole sequences give the same result as no documents. */
 TEST(test_whole_documents)
 {
     const Shape s = { "whole", 2, 48, 4, 2, 64, false, false };
@@ -295,8 +296,8 @@ TEST(test_whole_documents)
     release();
 }
 
-/* A window that covers every key gives the bits of none; with documents if it covers each
- * document. */
+/* A window that covers every key gives the same bits as no window. With documents, a window that
+ * covers each document does so. */
 static void wide_window(const FormatRow *f, const Shape *s)
 {
     Attention a = attention_of(s);
@@ -334,8 +335,8 @@ static void fill_rows(Tensor t, RowRange r, float value)
     quantize(rows, wide);
 }
 
-/* Each third document is left out: its rows of y and dqkv stay, and the others get the bits that
- * they have with all documents. */
+/* Every third document is skipped. Its rows of y and dqkv do not change, and all other rows have
+ * the bits that they have if no document is skipped. */
 static void left_out(const FormatRow *f, const Shape *s)
 {
     enum { STAYS = 7 };
@@ -351,7 +352,7 @@ static void left_out(const FormatRow *f, const Shape *s)
         out[i] = i % 3 == 1;
         if (!out[i])
             continue;
-        fill_rows(qkv, rows, 0); /* finite, whatever reads a whole tile */
+        fill_rows(qkv, rows, 0); /* finite, because a kernel may read a whole tile */
         fill_rows(dy, rows, 0);
     }
     attention_forward(y, lse.data, qkv, a, docs);

@@ -1,5 +1,5 @@
-/* Stored choices: added values are found, also with concurrent writers, and a damaged file gives no
- * wrong value. */
+/* Stored GEMM choices: added values are found, also with concurrent writers, and a damaged file
+ * gives no wrong value. */
 #include "tests/test.h"
 #include "tests/kit.h"
 
@@ -43,7 +43,7 @@ TEST(test_found)
     autotune_add(file, key, &a, sizeof a);
     autotune_add(file, key, &b, sizeof b);
     autotune_add(file, "another", &b, sizeof b);
-    assert_true(find(key, &x) && x == a); /* the first one */
+    assert_true(find(key, &x) && x == a); /* the first value wins */
     assert_true(find("another", &x) && x == b);
     assert_false(find("NVIDIA H200", &x));
     assert_false(find("NVIDIA H200, m 4096 n 1638", &x));
@@ -54,7 +54,7 @@ TEST(test_found)
     release();
 }
 
-/* With each byte changed, or all bytes from it on missing: the stored value, or none. */
+/* If a byte is changed, or the file is cut before it, the stored value or nothing is found. */
 TEST(test_damaged)
 {
     const uint64_t value = 0x0123456789abcdef;
@@ -111,8 +111,8 @@ TEST(test_writers)
     release();
 }
 
-/* No folder, a file in its place, an endless file: nothing is found, and nothing dies. A full file
- * is not changed. */
+/* The folder is missing, a file is in its place, or the file is endless: nothing is found, and the
+ * program does not end. A full file is not changed. */
 TEST(test_no_place)
 {
     uint64_t x = 1;

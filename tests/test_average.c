@@ -1,5 +1,5 @@
-/* ./train --average: each weight is the weighted mean of the sources', computed in double and
- * rounded once; what does not fit is refused and named. */
+/* ./train --average: each weight is the weighted mean of the sources' weights, computed in double
+ * and rounded once. Sources that do not fit together are refused, and the message names them. */
 #include "model/checkpoint/safetensors.h"
 #include "model/run/average.h"
 #include "model/run/export_run.h"
@@ -8,7 +8,7 @@
 #include "tests/saved.h"
 
 enum { SOURCES = 3 };
-static const double weights[SOURCES] = { 0.5, 2, 1.5 }; /* sum 4: exact shares */
+static const double weights[SOURCES] = { 0.5, 2, 1.5 }; /* sum 4: the shares are exact */
 
 static void run_with(const char *a, const char *b, const char *c)
 {
@@ -18,7 +18,7 @@ static void run_with(const char *a, const char *b, const char *c)
     export_run(argc, argv);
 }
 
-/* Three models with other random weights: <save_folder>/step1 to step3. */
+/* Saves three models with different random weights in <save_folder>/step1 to step3. */
 static void open_three(Run *r, SmallModel a)
 {
     const ModelConfig m = architecture(a);
@@ -39,8 +39,8 @@ static const float *values_of(const SafeFile *f, const char *name)
     return bytes;
 }
 
-/* The folder's tensors against the mean of those of the checkpoints with weights w, which sum to
- * `sum`. */
+/* Compares the folder's tensors with the weighted mean of the checkpoints' tensors. The weights w
+ * sum to `sum`. */
 static void check_mean(const Run *r, const char *folder, const double w[SOURCES], double sum)
 {
     SafeFile *from[SOURCES], *to = safetensors_open(text("%s/model.safetensors", folder));
@@ -127,7 +127,7 @@ TEST(test_refusals)
     release();
 }
 
-/* A run that continues with another average.last or average.every has no mean for the group of
+/* A run that continues with another average.last or average.every writes no mean for the group of
  * snapshots in which it begins. */
 TEST(test_other_groups)
 {
@@ -166,8 +166,8 @@ TEST(test_arguments)
     DIES("'--average=' names no folder", run_with("--average=", "y", NULL));
 }
 
-/* One of the sources has padding rows of the vocabulary, which an export leaves out; the tokenizer
- * is that of the first source. Last, since it reads a tokenizer. */
+/* One of the sources has padding rows of the vocabulary, which an export leaves out. The tokenizer
+ * is taken from the first source. This test is the last one, because it reads a tokenizer. */
 TEST(test_padding_and_tokenizer)
 {
     static const double equal[SOURCES] = { 1, 1, 1 };

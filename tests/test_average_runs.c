@@ -1,6 +1,6 @@
 /* Runs with `average`: the mean of the snapshots in double, the same training as without it,
- * evaluation, resumes; and each count that a checkpoint has next to a state, in runs that keep or
- * drop the state. */
+ * evaluation, resumes. Also each count that a checkpoint stores next to a state, in runs that keep
+ * or drop the state. */
 #include "model/checkpoint/safetensors.h"
 #include "tests/test.h"
 #include "tests/launch.h"
@@ -23,7 +23,7 @@ static SafeFile *open_file(const char *checkpoint, const char *name)
     return safetensors_open(path);
 }
 
-/* Its model, or its adapters. */
+/* Returns the file of the model, or of its adapters. */
 static SafeFile *open_weights(const char *checkpoint)
 {
     char config[256];
@@ -32,7 +32,7 @@ static SafeFile *open_weights(const char *checkpoint)
                      exists(config) ? "adapter_model.safetensors" : "model.safetensors");
 }
 
-/* BF16 and F32 as floats; the caller frees it. */
+/* Returns BF16 or F32 values as floats; the caller frees them. */
 static float *values_of(const SafeFile *f, const char *name, size_t *n)
 {
     const SafeTensor *t = safetensors_find(f, name);
@@ -51,9 +51,9 @@ static float *values_of(const SafeFile *f, const char *name, size_t *n)
     return x;
 }
 
-/* The average against the mean of `count` checkpoints, up to 3, in double. Each of two F32 updates
- * has four roundings of numbers up to 2 max|x|, so 16 units of 2^-24 max|x| bound their sum; a BF16
- * result is rounded once more, by 2^-8 at most. */
+/* Compares the average with the mean of `count` checkpoints, up to 3, in double. Each of two F32
+ * updates has four roundings of numbers up to 2 max|x|, so 16 units of 2^-24 max|x| bound their
+ * sum. A BF16 result is rounded once more, by at most 2^-8. */
 static void check_mean_of(const char *average, char from[][64], int count, double rounding)
 {
     SafeFile *snapshot[3], *mean = open_weights(average);
@@ -85,7 +85,8 @@ static void check_mean_of(const char *average, char from[][64], int count, doubl
     safetensors_close(mean);
 }
 
-/* The average of steps last - 4 and last - 2 of the run `earlier`, and `last` of `run`. */
+/* Compares with the average of steps last - 4 and last - 2 of the run `earlier`, and of step `last`
+ * of `run`. */
 static void check_mean_across(const char *earlier, const char *run, int last, double rounding)
 {
     char average[64], from[3][64];
@@ -109,7 +110,7 @@ static void check_same_losses(const char *a, const char *b)
         assert_true(x[i] == y[i]);
 }
 
-/* The loss that another process finds with the folder. */
+/* Returns the loss that another process computes with the folder. */
 static double evaluated(const char *folder_name)
 {
     char path[512], line[4096];
@@ -127,7 +128,8 @@ static double evaluated(const char *folder_name)
     return loss;
 }
 
-/* Training is the same; the averages at 6 and 12 are the means, and are evaluated. */
+/* Training is the same as without averages. The averages of steps 6 and 12 are the means, and are
+ * evaluated. */
 TEST(test_means)
 {
     double own[MAX_STEPS], average[MAX_STEPS];
@@ -149,7 +151,8 @@ TEST(test_means)
     assert_true(fabs(evaluated("averaged/step12-average") - average[12]) <= 1e-8 * average[12]);
 }
 
-/* Interrupted within a group of snapshots, and after its end before the average was written. */
+/* Interrupts a run within a group of snapshots, and after the end of a group, before the average
+ * was written. */
 TEST(test_resumes)
 {
     expect_status(run(1, "parts", AVERAGE "--stop_at=3"), 0);
@@ -164,19 +167,19 @@ TEST(test_resumes)
     shell("cd %s && cmp averaged/step12-average/model.safetensors "
           "parts/step12-average/model.safetensors",
           folder);
-    /* from step 4 on with the average: the group 2, 4, 6 is not complete */
+    /* from step 4 on with averaging: the group 2, 4, 6 is incomplete */
     expect_status(run(1, "late", "--stop_at=4"), 0);
     expect_status(run(1, "late", AVERAGE "--try_load_latest_save"), 0);
     assert_false(exists("late/step6-average"));
     check_mean("late", 12, 0);
-    /* other snapshots from step 3 on: one of step 2 is no part of the mean of 3 and 6 */
+    /* from step 3 on other snapshots: the snapshot of step 2 is not part of the mean of 3 and 6 */
     expect_status(run(1, "changed", AVERAGE "--stop_at=3"), 0);
     expect_status(
         run(1, "changed", "--average.last=2 --average.every=3 --stop_at=6 --try_load_latest_save"),
         0);
     expect_output("resume: average.last 2, was 3");
     assert_false(exists("changed/step6-average"));
-    /* and without it again */
+    /* from here on without averaging */
     expect_status(run(1, "without", AVERAGE "--stop_at=8"), 0);
     expect_status(run(1, "without", "--try_load_latest_save"), 0);
     check_same_losses("plain", "without");
@@ -190,7 +193,7 @@ TEST(test_resumes)
     assert_true(exists("parts/step6-average") && !exists("parts/step12-average"));
 }
 
-/* Switched off and on again: a checkpoint without the sum has no count. */
+/* Averaging is switched off and on again: a checkpoint without the sum has no count. */
 TEST(test_off_and_on)
 {
     expect_status(run(1, "gap", AVERAGE "--stop_at=2"), 0);
@@ -199,7 +202,7 @@ TEST(test_off_and_on)
     expect_status(run(1, "gap", AVERAGE "--stop_at=6 --try_load_latest_save"), 0);
     expect_output("step 6: no average is written: the average has only 2 of 3 snapshots");
     assert_false(exists("gap/step6-average"));
-    /* from one group to the next, where 3 snapshots in all would be counted */
+    /* continues in the next group: the two snapshots of the first group must not be counted */
     expect_status(run(1, "long-gap", AVERAGE "--stop_at=4"), 0);
     expect_status(run(1, "long-gap", "--stop_at=11 --try_load_latest_save"), 0);
     expect_status(run(1, "long-gap", AVERAGE "--try_load_latest_save"), 0);
@@ -236,7 +239,7 @@ static bool updated_once(const char *checkpoint)
     return once;
 }
 
-/* Snapshots in the average, and losses in the window of spikes. */
+/* Counts of snapshots in the average, and of losses in the spike window. */
 static void read_counts(const char *checkpoint, int *snapshots, int *losses)
 {
     char path[512];
@@ -251,13 +254,13 @@ static void read_counts(const char *checkpoint, int *snapshots, int *losses)
     json_decref(o);
 }
 
-/* A run that begins with step 4 of "base", where snapshots of 2 and 4 are in the average, and what
- * its first checkpoint counts. converts: its moments are not in F32. */
+/* A run that continues from step 4 of "base", whose average contains the snapshots of steps 2 and
+ * 4, and the counts in its first checkpoint. converts: its moments are not F32. */
 typedef struct {
     const char *name, *how;
     int ranks, step, updates, snapshots, losses, instance;
     bool converts;
-    /* the run whose steps 2 and 4 are in step6-average; NULL: there is none */
+    /* the run whose steps 2 and 4 are in step6-average; NULL: no such run */
     const char *average;
 } Case;
 
@@ -313,7 +316,7 @@ TEST(test_counts)
         else
             expect_output("step 6: no average is written");
     }
-    /* the complete average of step 6 is none of the new step 0 */
+    /* the complete average of step 6 does not count for the new step 0 */
     expect_status(
         train(1,
               USUAL BASE AVERAGE
@@ -323,8 +326,7 @@ TEST(test_counts)
     assert_true(exists("zero/step1") && !exists("zero/step0-average"));
 }
 
-/* A spike ends a run at a step with a snapshot: the state that it leaves is that of the step
- * before. */
+/* A spike ends a run at a step with a snapshot. The saved state is the state before this step. */
 TEST(test_spike)
 {
     char from[2][64] = { "spike/step33", "after/step66" };
@@ -348,7 +350,7 @@ TEST(test_spike)
     check_mean_of("after/step66-average", from, 2, 0);
 }
 
-/* Weights in BF16 on several ranks, FP8 operands; states in host memory. */
+/* BF16 weights on several ranks, FP8 operands, states in host memory. */
 TEST(test_ranks)
 {
     expect_status(run(2, "coat", "--recipe=coat --fsdp.sharding_strategy=FULL_SHARD"), 0);

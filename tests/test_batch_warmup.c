@@ -1,9 +1,9 @@
-/* Runs with batch_size_warmup: the same losses as three runs with constant batches, one continuing
- * the other; tokens, mixtures, epochs, resumes and other numbers of ranks. */
+/* Runs with batch_size_warmup have the losses of three runs with constant batches that continue
+ * each other. Also tokens, mixtures, epochs, resumes, and other numbers of ranks. */
 #include "tests/test.h"
 #include "tests/launch.h"
 
-/* 4 steps of 2 sequences, 4 of 4, then 8: 56 sequences of 32 tokens in 12 steps. */
+/* 4 steps of 2 sequences, 4 steps of 4, then steps of 8: 56 sequences of 32 tokens in 12 steps. */
 #define WARMUP "--batch_size_warmup=[4,8] "
 #define USUAL \
     "--device_train_microbatch_size=1 --save_interval=3 --save_num_checkpoints_to_keep=-1 "
@@ -32,7 +32,7 @@ static void check_same(const char *a, const char *b, double tolerance)
             fail_msg("step %d: loss %.9g in %s, %.9g in %s", i, x[i], a, y[i], b);
 }
 
-/* Each part continues the one before it with twice its batch. */
+/* Each run continues the previous one with twice its batch. */
 static void run_parts(const char *name, const char *data)
 {
     static const char *const part[] = { "--global_train_batch_size=2 --stop_at=4",
@@ -53,7 +53,7 @@ static void run_whole(int ranks, const char *name, const char *data, const char 
     expect_status(run(ranks, name, all), 0);
 }
 
-/* 45 sequences: after step 10 five are left, fewer than the batch of step 11, which begins the
+/* 45 sequences: after step 10 five are left, fewer than the batch of step 11. So step 11 begins the
  * second epoch. */
 TEST(test_epochs)
 {
@@ -83,7 +83,7 @@ TEST(test_epochs)
     check_same("whole", "ranks", 1e-6);
 }
 
-/* The shares of all sequences so far are exact, rounded up or down. */
+/* At any step, the share of each source is exact, rounded up or down to whole sequences. */
 TEST(test_mixture)
 {
     double books[MAX_STEPS], given = 0, all = 0;
@@ -99,8 +99,8 @@ TEST(test_mixture)
     }
 }
 
-/* max_duration and the schedule in tokens: 24 + 5 x 8 = 64 sequences are 13 steps; the rate is
- * linear from 0 on in tokens. */
+/* max_duration and the schedule are in tokens: 24 + 5 x 8 = 64 sequences are 13 steps, and the rate
+ * is linear in tokens, from 0. */
 TEST(test_tokens)
 {
     double rate[MAX_STEPS];

@@ -1,5 +1,6 @@
-/* Calibrated exports: codes are GPTQ's for the inputs of each layer in the trainer's own forward,
- * after exported blocks; losses are those of the folders; impossible requests are refused. */
+/* Calibrated exports: the codes are those of GPTQ, for the inputs that each layer has in the
+ * trainer's own forward pass after the exported blocks. The losses are those of the folders.
+ * Impossible requests are refused. */
 #include "kernels/gptq_layer.h"
 #include "kernels/values.h"
 #include "model/block/block.h"
@@ -13,7 +14,7 @@
 
 enum { SEQUENCES = 32, HELD = 2, B = 2, T = 16, GROUP = 32, FILE_TOKENS = 40 * T };
 
-/* Tokens with uneven transitions, so that inputs are correlated. */
+/* Tokens whose transitions are uneven, so that inputs are correlated. */
 static char *write_tokens(int below)
 {
     char *path = keep(256);
@@ -50,7 +51,7 @@ static ExportOptions calibrated(const char *source, const char *target, char **t
     return o;
 }
 
-/* A model with a folder's weights, and separate activations per block. */
+/* Makes a model with the weights of a folder, and separate activations for each block. */
 typedef struct {
     Config config;
     Model model;
@@ -144,7 +145,8 @@ static CalibrationLosses calibrate_printing(Export *x, const ExportOptions *o,
     return losses;
 }
 
-/* The line of a block has the mean squared error of the matrix's outputs, and that of rounding. */
+/* The printed line of a block has the mean squared error of the matrix's outputs, and the error of
+ * rounding to nearest. */
 static void check_printed(int block, const Param *p, const GptqResult *r)
 {
     const double outputs = (double)SEQUENCES * T * p->rows;
@@ -154,7 +156,7 @@ static void check_printed(int block, const Param *p, const GptqResult *r)
         strstr(line, text(" %s %.3g | %.3g", p->name, r->error / outputs, r->rounded / outputs)));
 }
 
-/* Checks a matrix of the original model, with h of its inputs. */
+/* Checks a matrix of the original model. h: its inputs. */
 static void check_layer(const SafeFile *f, const Loaded *was, int block, const Param *p, Tensor h)
 {
     const Tensor flat = shard_weights(&was->store.shard[block + 1], p, 0, p->stored);
@@ -179,7 +181,7 @@ static void check_layer(const SafeFile *f, const Loaded *was, int block, const P
     free(tensor);
 }
 
-/* The block has its original weights, earlier blocks those of the folder. */
+/* The block has its original weights; earlier blocks have the weights of the folder. */
 static void check_block(const SafeFile *f, Loaded *is, const Loaded *was, int block,
                         const CalibrationData *d)
 {
@@ -208,11 +210,11 @@ static void check_block(const SafeFile *f, Loaded *is, const Loaded *was, int bl
         check_layer(f, was, block, matrix[l], o.h[l]);
 }
 
-/* Bits agree: micro-batches are the same, and test_gptq tests GPTQ. Losses are sums in another
- * order. */
+/* Codes agree bit for bit, because the micro-batches are the same; test_gptq tests GPTQ itself.
+ * Losses are summed in another order. */
 TEST(test_codes)
 {
-    for (SmallModel a = 0; a < OLMOE; a++) { /* experts are not calibrated */
+    for (SmallModel a = 0; a < OLMOE; a++) { /* experts cannot be calibrated */
         const ModelConfig m = architecture(a);
         const char *source = save_model(a);
         char *target = keep(256), *tokens = write_tokens(90);

@@ -1,6 +1,6 @@
-/* ./train --export --calibration of a model that has learned something. Loss is lowest for weights
- * in BF16, then for GPTQ's codes, then for codes rounded to nearest with either kind of scales.
- * NOTE: the order of these two depends on the seed. */
+/* ./train --export --calibration of a model that has learned something. The loss is lowest for
+ * weights in BF16, higher for GPTQ's codes, and highest for codes rounded to nearest, with either
+ * kind of scales. NOTE: the order of the two kinds of scales depends on the seed. */
 #include "kernels/fp8.h"
 #include "kernels/random.h"
 #include "model/checkpoint/weight_codes.h"
@@ -10,8 +10,8 @@
 
 enum { VOCABULARY = 64, GROUP = 64 };
 
-/* A table gives nine of ten tokens from the token four places before; the others are random. So
- * learning needs attention and the MLP. */
+/* A table gives nine of ten tokens from the token four positions before; the others are random. So
+ * the model needs attention and the MLP to learn them. */
 static void make_tokens(const char *name, int count, uint64_t seed)
 {
     char path[256];
@@ -38,7 +38,7 @@ static void run(const char *format, const char *name)
         0);
 }
 
-/* All weights to the nearest code, with the scale of the largest. */
+/* Rounds all weights to the nearest code, with the scale of the largest weight. */
 static void export_rounded(void)
 {
     char source[256], target[256];

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/make_chat_shards.py: what messages may hold, forms of lines, kinds of files; what is wrong with them."""
+"""scripts/make_chat_shards.py: what messages may contain, forms of lines, kinds of files, and errors."""
 import bz2, gzip, importlib.util, io, json, lzma, os, subprocess, sys, threading, unittest
 from unittest import mock
 
@@ -36,7 +36,8 @@ class MessagesTest(Folder):
         return [text.removesuffix("<|im_end|>") for text in self.learned(model, output)]
 
     def test_content_that_is_missing(self):
-        """With calls or thoughts content may be null or absent; then, as with keys that are null, a template finds none."""
+        """A message with calls or thoughts may have null or absent content. The template then finds no content, as for other null
+        keys."""
         for content in ({"content": None}, {}):
             said = {"messages": [QUESTION, {"role": "assistant", **content, "tool_calls": [CALL]}]}
             self.assertEqual(self.learned_of(CHATML, said), [WRITTEN])
@@ -49,7 +50,8 @@ class MessagesTest(Folder):
         self.assertEqual(self.learned_of(looks, {"messages": [{**QUESTION, **nulls}, {**ANSWER, **nulls}]}), ["a"])
 
     def test_calls(self):
-        """Arguments are an object or JSON text of one, as whole calls and lists may be; in the text is what a model is to write."""
+        """Arguments are an object or its JSON text; so are whole calls and lists. The rendered text has the form that a model
+        should write."""
         text, escaped = (json.dumps(CALL["function"]["arguments"], ensure_ascii=ascii) for ascii in (False, True))
         for calls in ([CALL], [call(arguments=text)], json.dumps([CALL]), [json.dumps(CALL)], [call(arguments=escaped)]):
             said = {"messages": [QUESTION, {"role": "assistant", "content": "", "tool_calls": calls}]}
@@ -61,13 +63,14 @@ class MessagesTest(Folder):
             template = HEAD + "{{ m.content }}{% for c in m.tool_calls or [] %}{{ " + write + " }}{% endfor %}" + TAIL
             for calls in ([CALL], [call(arguments=text)]):
                 said = {"messages": [QUESTION, {"role": "assistant", "content": "", "tool_calls": calls}]}
-                self.assertEqual(self.learned_of(template, said, notes=1), [expected])      # of the name, which is left out
+                # a note about the name, which is left out
+                self.assertEqual(self.learned_of(template, said, notes=1), [expected])
         flat = CHATML.replace("c.function | tojson", "c | tojson")
         said = {"messages": [QUESTION, {"role": "assistant", "content": "", "tool_calls": [CALL["function"]]}]}
         self.assertEqual(self.learned_of(flat, said), [WRITTEN])
         old = {"messages": [QUESTION, {"role": "assistant", "content": None, "function_call": CALL["function"]},
                             {"role": "function", "name": "look", "content": "fog"}], "functions": [{"name": "look"}]}
-        self.assertEqual(self.learned_of(CHATML, old, notes=2), [WRITTEN])     # of the role, and of the name
+        self.assertEqual(self.learned_of(CHATML, old, notes=2), [WRITTEN])     # notes about the role and the name
         self.assertIn('<tool>{"type": "function", "function": {"name": "look"}}', self.text)
 
     def test_tools(self):
@@ -80,7 +83,8 @@ class MessagesTest(Folder):
             self.assertTrue(self.text.startswith("<|im_start|>user"))
 
     def test_parts(self):
-        """Lists of texts, for templates that know them; of others, Python's spelling of a list is an error."""
+        """Lists of texts work with templates that know lists. With other templates, Python's spelling of the list in the text is
+        an error."""
         parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
         said = {"messages": [QUESTION, {"role": "assistant", "content": parts}]}
         knows = HEAD + "{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}{{ part.text }}" \
@@ -96,14 +100,14 @@ class MessagesTest(Folder):
         self.assertIn('tool\n{"t": [1, null]}<|im_end|>', self.text)
 
     def test_variables(self):
-        """chat_template_kwargs and documents of a line, keys of messages that the program does not know."""
+        """A line may have chat_template_kwargs and documents, and messages may have keys that the script does not know."""
         template = CHATML.replace("{{ m.content }}", "{{ m.content }}{{ m.mood }}{{ mood }}{{ documents[0].text if documents }}")
         entry = {"messages": [{**QUESTION, "id": None}, {**ANSWER, "mood": "!"}], "chat_template_kwargs": {"mood": "?"},
                  "documents": [{"text": "D"}]}
         self.assertEqual(self.learned_of(template, entry), ["a!?D"])
 
     def test_bad_messages(self):
-        """Each is an error with file, line and message; with --skip-bad all are left out, counted, and ten are named."""
+        """Each error names file, line and message. With --skip-bad the lines are skipped and counted, and ten are named."""
         answer = lambda **keys: {"messages": [QUESTION, {**ANSWER, **keys}]}
         null = call(); null["id"] = None
         bad = [(answer(**keys), words) for keys, *words in (
@@ -137,7 +141,7 @@ class MessagesTest(Folder):
                 ({"prompt": [QUESTION], "completion": 5}, ['"completion" is 5']),
                 ({"instruction": "q", "output": "a", "history": [["x"]]}, ['"history" is [["x"]]', "pairs"]),
                 ({"instruction": "q", "output": "a", "history": "x"}, ['"history" is "x"']),
-                ({"messages": None}, ['"messages" is null']), (answer(tool_calls=[null], content=float("nan")), ["NaN is no JSON"])]
+                ({"messages": None}, ['"messages" is null']), (answer(tool_calls=[null], content=float("nan")), ["NaN is not JSON"])]
         model = self.model(CHATML, TOKENS)
         for entry, words in bad:
             file = self.write("x.jsonl", [answer(), entry])
@@ -160,7 +164,7 @@ class MessagesTest(Folder):
         self.assert_bad(self.chat, (model, more, file, "--skip-bad"), "z.jsonl: none of its 1 conversations", "z.jsonl:1: an object")
 
     def test_nested_deeply(self):
-        """Whatever depth JSON has, Python's own limit ends no program."""
+        """Deeply nested JSON is accepted or is an error of its line. It does not end the script by Python's recursion limit."""
         make_chat_shards.start(self.model(CHATML, TOKENS), None)
         problems = set()
         for depth in [*range(850, 1000), 5000, 20000]:
@@ -173,7 +177,7 @@ class MessagesTest(Folder):
         self.assertEqual(problems, {None, "x:1: "})
 
     def test_halves_of_surrogates_in_notes(self):
-        """What is printed may hold what UTF-8 cannot."""
+        """Messages to the terminal may contain characters that UTF-8 cannot encode."""
         model, odd = self.model(CHATML, TOKENS), "\ud83d"
         file = self.write("x.jsonl", [{"messages": [QUESTION, {**ANSWER, **keys}]} for keys in ({odd: 1}, {"content": {odd: 1}})])
         program = [sys.executable, "-B", os.path.join(TOP, "scripts", "make_chat_shards.py"), "--model", model, "--output"]
@@ -184,7 +188,7 @@ class MessagesTest(Folder):
 
 
 class FormsTest(Folder):
-    """Ways to say the same: the same bytes."""
+    """Several ways to write a conversation give the same bytes."""
     def same(self, *forms, template=CHATML):
         model = self.model(template, TOKENS)
         digests = [self.digest(self.chat(model, self.write("x.jsonl", [form]))[0]) for form in forms]
@@ -203,7 +207,7 @@ class FormsTest(Folder):
                 {"from": name, "value": text} for name, text in said]})
 
     def test_prompt_and_completion_as_messages(self):
-        """TRL's; answers in the prompt are not learned."""
+        """TRL's form; answers in the prompt are not learned."""
         old = {"role": "assistant", "content": "old"}
         whole = {"messages": [QUESTION, {**old, "weight": 0}, QUESTION, ANSWER, QUESTION, ANSWER], "tools": [{"name": "t"}]}
         self.same(whole, {"prompt": [QUESTION, old, QUESTION], "completion": [ANSWER, QUESTION, ANSWER], "tools": [{"name": "t"}]})
@@ -271,7 +275,7 @@ class FilesTest(Folder):
     def test_zstd(self):
         import zstandard
         self.check(self.zstd_kinds())
-        long = zstandard.ZstdCompressionParameters.from_level(1, window_log=28)         # as zstd --long=28 makes
+        long = zstandard.ZstdCompressionParameters.from_level(1, window_log=28)         # as zstd --long=28 does
         long = zstandard.ZstdCompressor(compression_params=long).compressobj()
         self.check([("long.jsonl.zst", long.compress(self.data()) + long.flush())])
 
@@ -302,7 +306,7 @@ class FilesTest(Folder):
         self.assertIn(b"error: -:1: ", broken.stderr)
 
     def test_texts(self):
-        """make_shards.py takes the same kinds; of a pipe its first character tells whether it has lines of JSON."""
+        """make_shards.py reads the same kinds of files. In a pipe, the first character tells whether the lines are JSON."""
         tokenizer = os.path.join(self.models, "chatml")
         lines = b'\xef\xbb\xbf{"text": "abc"}\n{"text": ""}\n{"text": 3}\n'
         options = "--tokenizer", tokenizer, "--eos", "<|im_end|>", "--processes", "1", "--skip-bad"

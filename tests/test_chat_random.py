@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""scripts/make_chat_shards.py: 504 random conversations in eight chat templates, which render as published ones (tests/golden/chat);
-where transformers is installed also by its apply_chat_template. Labels are told here from what each template is known to write.
-Then lines of files that say the same otherwise, and odd ones. tests/compare_chat.py takes any templates, tests/fuzz_chat.py any
-number of odd lines."""
+"""scripts/make_chat_shards.py: 504 random conversations in eight chat templates, which render as the published templates
+(tests/golden/chat). If transformers is installed, its apply_chat_template must agree. The test derives the labels from the known
+output of each template. Further tests write the same conversations in other forms, and odd conversations. tests/compare_chat.py
+takes any templates, tests/fuzz_chat.py any number of odd lines."""
 import importlib.util, json, os, random, shutil, sys, unittest
 
 sys.dont_write_bytecode = True
@@ -29,7 +29,8 @@ def gemma_pieces(messages):
 
 
 def mistral_pieces(messages):
-    """The system's message is in a last question, which no conversation ends with that has an answer there."""
+    """The template puts the system message into the last message, if that is a question. So the text of a conversation that ends
+    with an answer lacks it."""
     yield "<s>", False
     system = messages[0]["content"] + "\n\n" if messages[0]["role"] == "system" else ""
     for message in messages:
@@ -54,7 +55,7 @@ def header_pieces(end):
 
 
 def phi_pieces(messages):
-    """A last answer ends with a second token, and the line between the two is learned with it."""
+    """A last answer ends with a second token; the text between the two tokens is learned, too."""
     *pieces, (line, _) = header_pieces("<|end|>")(messages)
     ends = messages[-1]["role"] == "assistant"
     yield from [*pieces, (line, ends), ("<|endoftext|>", ends)]
@@ -102,7 +103,7 @@ def qwen_pieces(messages, tools=None, since=0):
 
 
 def qwen_documents(messages, tools):
-    """One, or one for each question where earlier turns have thoughts, which the whole would lose."""
+    """One document or, where the template drops earlier thoughts, a document for each question."""
     questions = [i for i, message in enumerate(messages) if message["role"] == "user"]
     if any("reasoning_content" in message for message in messages[:questions[-1]]):
         answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
@@ -113,7 +114,8 @@ def qwen_documents(messages, tools):
         yield qwen_pieces(messages, tools)
 
 
-# special tokens, the first of them bos and the last eos; other tokens; what conversations have; pieces, or documents of them
+# special tokens, the first of them bos and the last eos; other tokens; what conversations have; pieces, or a function that makes
+# the documents
 SHAPES = {
     "llama-3.1": (["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"], [], {"system"}, llama_pieces),
     "olmo-2": (["<|endoftext|>"], [], {"system"}, olmo_pieces),
@@ -129,7 +131,7 @@ SHAPES = {
 
 
 def make_folder(top, name):
-    """A folder with a template and a tokenizer for it; (folder, tokenizer)."""
+    """Makes a folder with a template and its tokenizer; returns (folder, tokenizer)."""
     special, more, _, _ = SHAPES[name]
     folder = os.path.join(top, name)
     os.makedirs(folder, exist_ok=True)
@@ -172,7 +174,7 @@ class RandomTest(Folder):
 
     @unittest.skipUnless(importlib.util.find_spec("transformers"), "pip install transformers")
     def test_transformers(self):
-        """Tokens of the whole or, of Qwen 3's thoughts, of as much as ends with the answers to a question."""
+        """The tokens of the whole conversation or, with the thoughts of Qwen 3, up to the answers to a question."""
         os.environ["TRANSFORMERS_VERBOSITY"] = "error"
         from transformers import AutoTokenizer
         for name in SHAPES:
@@ -190,12 +192,12 @@ class RandomTest(Folder):
                 self.assert_same([ids for ids, _ in self.documents(folder, entries)], expected)
 
     def test_same_said_otherwise(self):
-        """Nulls, arguments as JSON, ShareGPT: the same bytes."""
+        """Null keys, arguments as JSON, and ShareGPT's form give the same bytes."""
         r, (folder, _) = random.Random(0), self.folder("qwen3")
         entries = [Chat(i, {"system", "tools", "calls", "lists"}).conversation() for i in range(60)]
         entries = [entry for entry in entries if sharegpt(entry)]
         self.assertTrue(len(entries) > 15)
-        for entry in entries:       # which ShareGPT has no place for
+        for entry in entries:       # which ShareGPT cannot express
             entry["messages"] = [{key: value for key, value in message.items() if key not in ("name", "tool_call_id")}
                                  for message in entry["messages"]]
         expected = self.documents(folder, entries)
@@ -204,7 +206,7 @@ class RandomTest(Folder):
             self.assert_same(self.documents(folder, [change(entry) for entry in entries]), expected)
 
     def test_odd_lines(self):
-        """Each is an error that names its line, or becomes what transformers makes of it."""
+        """Each odd line ends with an error that names the line, or becomes the text that transformers makes of it."""
         for name in ("qwen3", "chatml"):
             folder, _ = self.folder(name)
             counts = fuzz_chat.Fuzz(folder).run(400, 0)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/make_chat_shards.py: where answers begin and end in what a chat template writes, and templates that do not tell."""
+"""scripts/make_chat_shards.py: where answers begin and end in the rendered text, and templates that do not show it."""
 import os, re, shutil, sys, unittest
 
 sys.dont_write_bytecode = True
@@ -11,7 +11,8 @@ if not MISSING:
 
 class TemplateTest(Folder):
     def test_boundaries(self):
-        """A token that begins in the prompt is not learned; one that begins in the answer is, whatever offsets leave out."""
+        """A token that begins in the prompt is not learned. A token that begins in the answer is learned, whatever the
+        tokenizer's offsets leave out."""
         model = self.model("{% for m in messages %}{{ m.role + ':\n' + m.content }}"
                            "{{ '<|end|>' if m.role == 'assistant' else '\n' }}{% endfor %}"
                            "{{ 'assistant:\n' if add_generation_prompt }}", splits=False)
@@ -28,7 +29,8 @@ class TemplateTest(Folder):
         self.assertEqual(self.learned(model, output), ["\ntwo<|end|>", "<|end|>"])
 
     def test_turns_that_end_with_a_line(self):
-        """Space at the end of an answer is the answer's where no token ends the turn; a line's end is not to be named eos."""
+        """Space at the end of an answer belongs to the answer if no token ends the turn. A newline cannot be named as the eos
+        token."""
         model = self.model("{% for m in messages %}{{ m.role + ':' + m.content + '\n' }}{% endfor %}"
                            "{{ 'assistant:' if add_generation_prompt }}")
         output, printed = self.chat(model, self.write("x.jsonl", [{"prompt": "a", "completion": "two"}]))
@@ -38,7 +40,8 @@ class TemplateTest(Folder):
         self.assertNotIn("make it the eos_token", printed)
 
     def test_ends(self):
-        """A special token that ends answers may be named eos, if they do not all end with eos; a full stop may not."""
+        """A note suggests the special token that ends answers as the eos token, unless all answers end with eos. It never
+        suggests a full stop."""
         two = [{"prompt": "a", "completion": "b."}, {"prompt": "two", "completion": "b."}, {"prompt": "two", "completion": "c"}]
         file = self.write("x.jsonl", two)
         name = "1 with <|turn|> (1): if programs should stop at the second token, make it the eos_token in"
@@ -57,7 +60,7 @@ class TemplateTest(Folder):
                     self.assertIn(note, line)
 
     def test_prompt_without_its_end(self):
-        """A header in front of answers that the template does not ask with is told; one that is in the question is not."""
+        """A note tells of a header in front of answers that the generation prompt lacks."""
         loop = "{% for m in messages %}{{ '<' + m.role + '>' + m.content + '<|end|>' }}{% endfor %}"
         file = self.write("x.jsonl", [{"prompt": "a", "completion": "two"}])
         for template, learned, told in ((loop, "<assistant>two<|end|>", True),
@@ -70,7 +73,7 @@ class TemplateTest(Folder):
             self.assertEqual("adds nothing for add_generation_prompt: so the model also learns '<assistant>', which" in printed, told)
 
     def test_last_turns_that_differ(self):
-        """As OLMo 3 and Qwen 3 have them: another token at the end, thoughts."""
+        """Templates as in OLMo 3 and Qwen 3: another token at the end, thoughts."""
         head = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
         tail = "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
         olmo = "{{ m.content + (eos_token if loop.last and m.role == 'assistant' else '<|im_end|>\n') }}"
@@ -83,7 +86,8 @@ class TemplateTest(Folder):
             self.assertEqual(self.learned(model, self.chat(model, file)[0]), expected)
 
     def test_calls_of_tools_in_turns_that_differ(self):
-        """As in Qwen 3 and OLMo 3: calls follow the content; in the last turn thoughts precede it, or another token ends it."""
+        """As in Qwen 3 and OLMo 3: calls follow the content. In the last turn, thoughts precede the content, or another token
+        ends it."""
         turn = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}" \
                "{{ ('<think></think>' if THINKS and loop.last and m.role == 'assistant') ~ m.content }}" \
                "{% if m.tool_calls %}{{ '\n' if m.content }}<call>{{ m.tool_calls[0].function.name }}</call>{% endif %}" \
@@ -99,7 +103,7 @@ class TemplateTest(Folder):
             self.assertEqual(self.learned(olmo, self.chat(olmo, file)[0]), [expected, "a<|end|>"])
 
     def test_template_language(self):
-        """What published templates use; chat_template.jinja goes before tokenizer_config.json."""
+        """Features of published templates; chat_template.jinja takes precedence over tokenizer_config.json."""
         turn = "{%- for m in messages %}\n    {% if m.role == 'tool' %}{% break %}{% endif %}\n" \
                "{{- m.role + strftime_now('%%') + (tools | tojson if tools else '') }}\n" \
                "{%- if m.role == 'assistant' %}{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}{% endif %}" \
@@ -116,7 +120,7 @@ class TemplateTest(Folder):
         self.assertIn("<|assistant|>\né", tokenizer.decode(self.read(self.chat(model, file)[0])[0].tolist()))
 
     def test_old_processors(self):
-        """chat_template.json, where processors of pictures had their template, counts where there is no other."""
+        """chat_template.json, in which old image processors stored the template, is used if there is no other template."""
         turns = "{% for m in messages %}{{ m.role + m.content + '<|end|>' }}{% endfor %}{{ 'assistant' if add_generation_prompt }}"
         file = self.write("x.jsonl", [{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}])
         for own, expected in ((None, "a<|end|>"), (turns.replace("<|end|>", "!<|end|>"), "a!<|end|>")):
@@ -150,13 +154,13 @@ CALL = {"type": "function", "function": {"name": "look", "arguments": {"in": "to
 
 
 def say(*texts, **keys):
-    """A conversation of questions and answers in turn; keys: more of every answer's."""
+    """Returns a conversation that alternates questions and answers; keys: further keys of every answer."""
     return {"messages": [{"role": "user", "content": text} if i % 2 == 0 else {"role": "assistant", "content": text, **keys}
                          for i, text in enumerate(texts)]}
 
 
 class LeftOutTest(Folder):
-    """Templates by name, answers that come first, and what a template does not write."""
+    """Named templates, conversations that begin with an answer, and texts that a template leaves out."""
     def check(self, template, entries, learned, *notes, special=TOKENS, **config):
         model = self.model(template, special, **config)
         output, printed = self.chat(model, self.write("x.jsonl", entries))
@@ -170,7 +174,8 @@ class LeftOutTest(Folder):
         return Tokenizer.from_file(model + "/tokenizer.json").decode(self.read(output)[0].tolist(), skip_special_tokens=False)
 
     def test_templates_by_name(self):
-        """The template for tools if a conversation has tools, even an empty list; if there are files, only they count."""
+        """A conversation with tools, even an empty list, uses the template for tools. If there are template files, only they
+        count."""
         tools = "{{ tools | tojson }}" + CHATML
         named = [{"name": "default", "template": CHATML}, {"name": "tool_use", "template": tools}]
         tool = {"name": "t"}
@@ -188,7 +193,8 @@ class LeftOutTest(Folder):
         self.assert_bad(self.chat, (model, self.write("x.jsonl", [say("a", "b")])), "named tool_use; expected one named default")
 
     def test_answers_that_come_first(self):
-        """transformers renders no empty list of messages, and templates that look at the first fail with it."""
+        """transformers does not render an empty list of messages, and templates that look at the first message fail with an empty
+        list."""
         first = {"messages": [{"role": "assistant", "content": "Hello"}, *say("a", "b")["messages"]]}
         looks = "{% if messages[0].role == 'system' %}S{% endif %}" + CHATML
         begins = "{% for m in messages %}{{ eos_token if loop.first }}{{ m.role + ':' + m.content + '<|im_end|>' }}{% endfor %}" \
@@ -204,7 +210,7 @@ class LeftOutTest(Folder):
         self.assert_bad(self.chat, (self.model(fails, TOKENS), self.write("x.jsonl", [first])), "x.jsonl:1: ", "begin with a q")
 
     def test_counted(self):
-        """Each kind of text of a message; a word of it that is elsewhere, too, does not hide that it is lost."""
+        """Each kind of text that a template leaves out is counted, even if a word of it occurs elsewhere."""
         tool = {"role": "tool", "content": "a"}
         ask = {"role": "user", "content": "a"}
         answer = {"role": "assistant", "content": "a"}
@@ -243,8 +249,8 @@ class LeftOutTest(Folder):
         self.assertIn("<|im_start|>developer\n", self.text(model, output))
 
     def test_thoughts(self):
-        """By each name; in the content, where the template takes them from there and out of earlier turns; each question has a
-        document then, so that none are lost."""
+        """Thoughts under each name, and in the content if the template looks for them there. If the template drops thoughts of
+        earlier turns, each question becomes a document, so that no thought is lost."""
         thought = "{{ '<think>' + (m.reasoning_content or '') + '</think>' if m.role == 'assistant' and loop.index0 > last.at }}"
         thinks = CHATML.replace("{{ m.content }}", thought + "{{ m.content.split('</think>')[-1] }}")
         thinks = "{% set last = namespace(at=0) %}{% for m in messages %}{% set last.at = loop.index0 if m.role == 'user' else " \
@@ -254,7 +260,8 @@ class LeftOutTest(Folder):
         for name in ("reasoning_content", "reasoning", "thinking"):
             model, output = self.check(thinks, [say("a", "b", "c", "d", **{name: "hm"})], both, note)
             self.assertEqual(len(self.read(output)[2]), 2)
-            self.assertIn("assistant\nb<|im_end|>\n<|im_start|>user\nc", self.text(model, output))     # the first answer, later
+            # the first answer, in a later document
+            self.assertIn("assistant\nb<|im_end|>\n<|im_start|>user\nc", self.text(model, output))
         self.check(thinks, [say("a", "b", "c", "d")], ["b<|im_end|>", "<think></think>d<|im_end|>"])
         within = thinks.replace("(m.reasoning_content or '')", "m.content.split('</think>')[0].split('<think>')[-1]")
         self.check(within, [say("a", "<think>hm</think>b", "c", "<think>hm</think>d")], both, note)
@@ -262,14 +269,14 @@ class LeftOutTest(Folder):
         self.check(bare, [say("a", "<think>hm</think>b")], ["b<|im_end|>"], "NOTE: thoughts that the chat template leaves out: 1")
         model = self.model(thinks, TOKENS)
         file = self.write("x.jsonl", [say(f"a{i}", "b", "c", "d", thinking="hm") for i in range(20)])
-        output, _ = self.chat(model, file, "--val-fraction", "0.5")         # a conversation is in one of the two, whole
+        output, _ = self.chat(model, file, "--val-fraction", "0.5")         # the whole conversation is in one of the two
         questions = [set(re.findall(r"a\d+", self.text(model, folder))) for folder in (output, output + "/val")]
         self.assertEqual([len(questions[0] | questions[1]), questions[0] & questions[1]], [20, set()])
         self.assert_bad(self.chat, (model, self.write("x.jsonl", [say("a", "b", thinking="x", reasoning="y")])),
                         "x.jsonl:1: message 2 has different thoughts in thinking and in reasoning")
 
     def test_questions_of_their_own(self):
-        """A system's message in the last question, as Mistral's templates have it, or answers that only the last turn has."""
+        """The system message is in the last question, as in Mistral's templates, or only the last turn has answers."""
         system = "{% set last = (messages | selectattr('role', 'eq', 'user') | list)[-1] %}{% for m in messages[1:] %}" \
                  "{{ '[Q]' + (messages[0].content + '|' if m == last else '') + m.content + '[A]' if m.role == 'user' else " \
                  "m.content + eos_token }}{% endfor %}"
@@ -281,14 +288,16 @@ class LeftOutTest(Folder):
         self.check(drops, [say("a", "b", "c", "d")], ["b<|im_end|>", "d<|im_end|>"], note)
 
     def test_asked_with_thoughts(self):
-        """As DeepSeek R1 asks; answers without any begin after as much of that as they have, and are counted."""
+        """As DeepSeek R1: prompts end with <think>. An answer without thoughts begins after the part of this end that it has, and
+        is counted."""
         asks = CHATML.replace("{{ '<|im_start|>assistant\n' if", "{{ '<|im_start|>assistant\n<think>' if")
         note = "NOTE: answers that do not begin as the template's prompts end: "
         self.check(asks, [say("a", "b", "a", "<thin"), say("a", "<think>b")], ["b<|im_end|>", "<thin<|im_end|>", "b<|im_end|>"],
                    note + "2", "NOTE: messages or tools with the name of a special token", special=[*TOKENS, "<think>"])
 
     def test_ends(self):
-        """eos only after the last answer: the opening of the next turn is no label, and neither is a prompt at every end."""
+        """eos comes only after the last answer: the opening of the next turn is not a label. Neither is a prompt that the
+        template always writes at the end."""
         last = "{% for m in messages %}{{ OPEN + m.content }}{{ eos_token if loop.last and m.role == 'assistant' }}{% endfor %}" \
                "{{ '<|im_start|>assistant|' if add_generation_prompt }}"
         tools = {"messages": [*say("a", "b")["messages"], {"role": "tool", "content": "c"}, *say("a", "d")["messages"][1:]]}
@@ -342,7 +351,7 @@ class TokensTest(Folder):
         self.assert_bad(self.chat, (named, file), "y.jsonl:1: the token <|im_start|>, which no file in ")
 
     def test_tokens_that_are_not_called_special(self):
-        """As eos, or as what ends turns; the end of line after it is not learned."""
+        """A token that no file calls special, as eos or at the end of turns. The newline after it is not learned."""
         for eos in ("<|im_end|>", "<|end|>"):
             model, n = self.folder(["<|end|>"], {"eos_token": eos})
             tokenizer = Tokenizer.from_file(model + "/tokenizer.json")
@@ -354,7 +363,7 @@ class TokensTest(Folder):
             self.assertEqual("with the name of a special token" in self.learned_ids(model, spelled)[2], eos == "<|im_end|>")
 
     def test_tokens_across_the_edge(self):
-        """One that begins in the prompt is not learned, one that ends after the answer is; both are counted."""
+        """A token that begins in the prompt is not learned. A token that ends after the answer is learned. Both are counted."""
         template = "{% for m in messages %}{{ m.role + ':\n' + m.content }}{{ '\n' if m.role == 'user' else '\nx' }}{% endfor %}" \
                    "{{ 'assistant:\n' if add_generation_prompt }}"
         model = self.model(template, splits=False)

@@ -40,8 +40,8 @@ static void check_range(const char *name, const Tensor t, uint64_t seed, size_t 
         fail_msg("%s: scales differ", name);
 }
 
-/* All elements that Hugging Face knows are restored; padding, which it does not know, is 0 in the
- * weights. */
+/* All elements that Hugging Face tensors have are restored. Padding, which these tensors lack, is 0
+ * in the weights. */
 static void check_state(const Run *r)
 {
     for (int u = 0; u < r->store.num_units; u++) {
@@ -75,14 +75,15 @@ static void check_round_trip(SmallModel a, Format master, Format m1, Format m2, 
     open_run(&saved, &m, master, m1, m2);
     open_run(&loaded, &m, master, m1, m2);
     fill_state(&saved);
-    for (int u = 0; u < loaded.store.num_units; u++) /* must be overwritten, or become 0 */
+    /* fill with other values, which loading must overwrite or set to 0 */
+    for (int u = 0; u < loaded.store.num_units; u++)
         pattern_put(loaded.store.shard[u].slice[TRAINED].stored.data, 99, 0,
                     tensor_bytes(loaded.store.shard[u].slice[TRAINED].stored));
     saved.file_limit = limit;
     save(&saved, 20);
     assert_int_equal(exists(text("%s/model.safetensors", step_folder(&saved, 20))),
                      limit == CHECKPOINT_FILE_BYTES);
-    /* none is empty */
+    /* no shard is empty */
     shell(text(
         "cd %s && for f in model*.safetensors; do test $(stat -c %%s $f) -gt 200 || exit 1; done",
         step_folder(&saved, 20)));
@@ -110,7 +111,7 @@ TEST(test_round_trip)
                              i % 2 ? 50000 : 5000000000);
 }
 
-/* Without with_optimizer the moments do not change. */
+/* Without with_optimizer, loading does not change the moments. */
 TEST(test_weights_only)
 {
     Run r;
@@ -127,8 +128,8 @@ TEST(test_weights_only)
 
 /* ---- formats --------------------------------------------------------------------------------- */
 
-/* Not checked by the reader: the length of the header, its start, and the order that keeps tensors
- * aligned. */
+/* What the reader does not check: the length of the header, where the data start, and the order of
+ * types that keeps tensors aligned. */
 TEST(test_file_layout)
 {
     Run r;
@@ -176,7 +177,7 @@ TEST(test_config_json)
         assert_true(found.rope_scaling.attention_factor == m.rope_scaling.attention_factor);
         assert_true(found.rope_scaling.full_attn_layers_only ==
                     m.rope_scaling.full_attn_layers_only);
-        const int *x = &found.d_model, *y = &m.d_model; /* the sizes come first */
+        const int *x = &found.d_model, *y = &m.d_model; /* the sizes are the first members */
         assert_memory_equal(x, y, offsetof(ModelConfig, norm));
         assert_true(found.norm_affine == m.norm_affine && found.norm_after == m.norm_after);
         assert_true(found.qk_norm == m.qk_norm && found.weight_tying == m.weight_tying);
@@ -199,8 +200,8 @@ static double f16_value(uint16_t code)
     return code & 0x8000 ? -x : x;
 }
 
-/* n elements of `dtype` whose 16-bit codes count up from `code`, so that small tensors too see many
- * values; infinities and NaNs are left out. The lower halves of F32 vary as well. */
+/* n elements of `dtype` whose 16-bit codes count up from `code`, so that even small tensors have
+ * many values. Infinities and NaNs are left out. The lower halves of F32 vary, too. */
 static void write_values(SafeFile *f, const char *name, const char *dtype, size_t n, uint16_t code)
 {
     uint16_t *codes = malloc(4 * n);
@@ -218,7 +219,7 @@ static void write_values(SafeFile *f, const char *name, const char *dtype, size_
     free(codes), free(wide);
 }
 
-/* A Hugging Face folder with every tensor of the model in `dtype`; the embedding has `rows`
+/* Makes a Hugging Face folder with every tensor of the model in `dtype`. The embedding has `rows`
  * rows. */
 static const char *write_folder(const Run *r, const char *dtype, size_t rows)
 {
@@ -246,7 +247,7 @@ static const char *write_folder(const Run *r, const char *dtype, size_t rows)
     return path;
 }
 
-/* The BF16 nearest to x, ties to even. */
+/* Returns the BF16 value nearest to x; ties go to even. */
 static uint16_t nearest_bf16(float x)
 {
     uint32_t bits;
@@ -258,7 +259,7 @@ static uint16_t nearest_bf16(float x)
     return to_low < to_high || (to_low == to_high && low % 2 == 0) ? low : high;
 }
 
-/* Compares the loaded master with the file's values, element by element. */
+/* Compares the loaded master weights with the file's values, element by element. */
 static void check_converted(const char *folder, const char *dtype, Format master, int rows)
 {
     Run r;
@@ -384,7 +385,7 @@ static void expect_warning(const char *folder, const ModelConfig *m, const char 
     close_run(&r);
 }
 
-/* A folder of a tied model with a head in addition to the embedding: equal, or with another last
+/* Makes a folder of a tied model that also has a head: equal to the embedding, or with another last
  * byte. */
 static const char *write_head(const Run *r, bool same)
 {
@@ -470,7 +471,7 @@ TEST(test_changed_on_purpose)
     release();
 }
 
-/* F32 moments are converted to BF16, as for a change of recipe. */
+/* F32 moments are converted to BF16, as when the recipe changes. */
 TEST(test_moments_are_converted)
 {
     Run r, other;

@@ -74,7 +74,7 @@ static void expect_latest(const Run *r, long step)
     free(found);
 }
 
-/* Ten seconds; normally it takes milliseconds. */
+/* waits up to ten seconds; normally milliseconds are enough */
 static void poll_until_saved(void)
 {
     for (int i = 0; i < 100000; i++) {
@@ -116,8 +116,8 @@ TEST(test_training_goes_on)
     release();
 }
 
-/* A save waits for the previous one; of two of the same step the second stays; a larger model
- * fits. */
+/* A save waits for the previous one. Of two saves of the same step, the second stays. A larger
+ * model also fits. */
 TEST(test_one_after_the_other)
 {
     Run r, large;
@@ -173,7 +173,7 @@ static void save_with_writes(Run *r, int writes, bool polls)
     checkpoint_finish();
 }
 
-/* The disk is full after 0, 1, ... writes of the thread, until a save succeeds. */
+/* The disk becomes full after 0, 1, ... writes of the thread, until a save succeeds. */
 TEST(test_disk_full)
 {
     needs_fork();
@@ -200,7 +200,7 @@ TEST(test_disk_full)
     release();
 }
 
-/* Killed with the files half written. */
+/* The writer is killed when half of the files are written. */
 TEST(test_killed_while_writing)
 {
     needs_fork();
@@ -233,8 +233,8 @@ TEST(test_killed_while_writing)
 
 /* ---- several ranks --------------------------------------------------------------------------- */
 
-/* This program as one of several ranks: saves step 10, then step 20 while the last rank's disk is
- * full. Every rank has whole units here, and each writes a part of them. */
+/* This program is one of several ranks. It saves step 10, and then step 20, while the disk of the
+ * last rank is full. Every rank has whole units, and each writes a part of them. */
 static int save_on_ranks(int argc, char **argv)
 {
     Run r;
@@ -254,7 +254,8 @@ static int save_on_ranks(int argc, char **argv)
     return 0;
 }
 
-/* Rank 0 has created the files in full, and only the writer of the last rank reaches the limit. */
+/* Rank 0 has created the files in their full size, so only the writer of the last rank reaches the
+ * limit. */
 TEST(test_one_rank_fails)
 {
     needs_fork();

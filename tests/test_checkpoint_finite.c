@@ -1,5 +1,5 @@
-/* A state with values that are not finite is not a checkpoint: it is detected in every format and
- * named, does not replace a checkpoint, and is not loaded. */
+/* A state with values that are not finite does not become a checkpoint. It is detected in every
+ * format, the message names the tensor, no checkpoint is replaced, and the state is not loaded. */
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/layout.h"
 #include "model/checkpoint/layout_finite.h"
@@ -10,7 +10,7 @@
 static const Format f32 = { F32, 0 }, bf16 = { BF16, 0 }, e4m3 = { E4M3, 128, true },
                     e5m2 = { E5M2, 128 };
 
-/* Replaces an element of a piece; returns the old value. */
+/* Replaces an element of a piece; returns the element's old value. */
 static uint32_t exchange(const Run *r, const LayoutEntry *p, size_t element, uint32_t value)
 {
     const Shard *s = &r->store.shard[p->unit];
@@ -39,7 +39,7 @@ static uint32_t minus_one_of(const char *dtype)
                                            : 0xbc;
 }
 
-/* The name reported for a bad element: scales have the name of their codes. */
+/* The name in the message about a bad element. A scale has the name of its codes. */
 static void expect_found(const Run *r, const Layout *l, const LayoutEntry *p, size_t element,
                          uint32_t value, bool bad)
 {
@@ -54,7 +54,7 @@ static void expect_found(const Run *r, const Layout *l, const LayoutEntry *p, si
         fail_msg("%s[%zu] = %x: found %s", p->name, element, value, found ? found : "nothing");
 }
 
-/* The first and the last number of every tensor of a file. */
+/* Checks the first and the last number of every tensor of a file. */
 static void check_pieces(const Run *r, LayoutKind kind)
 {
     Layout l = layout_make(NULL, kind, &r->store, 0);
@@ -146,7 +146,7 @@ TEST(test_not_saved)
     }
 }
 
-/* Next to the checkpoints, and not found unless named. */
+/* A -aborted folder lies next to the checkpoints, and is found only by its name. */
 TEST(test_set_aside)
 {
     Run r;
@@ -185,7 +185,8 @@ TEST(test_not_loaded)
     shell(text("cd %s && rm -r step30 && cp -r step30-aborted step30", r.config.save_folder));
     put_float(last->slice[TRAINED].stored.data, INFINITY);
     set_aside(&r, 10);
-    assert_false(exists(text("%s-aborted", step_folder(&r, 30)))); /* the last one stays */
+    /* the last -aborted folder stays */
+    assert_false(exists(text("%s-aborted", step_folder(&r, 30))));
     shell(text("cd %s && rm -r step10 && mv step10-aborted step10", r.config.save_folder));
     DIES("step30: tensor model.layers.0.input_layernorm.weight.exp_avg_sq holds a value",
          load(&r, step_folder(&r, 30)));
@@ -200,7 +201,7 @@ TEST(test_not_loaded)
     release();
 }
 
-/* A dropped save leaves nothing, and does not affect the next one. */
+/* A dropped save leaves no files, and does not affect the next save. */
 TEST(test_drop)
 {
     Run r;
@@ -219,7 +220,7 @@ TEST(test_drop)
     release();
 }
 
-/* Numbers that decide on spikes are restored bit for bit; an invalid text is an error. */
+/* The numbers that decide about spikes are restored bit for bit. An invalid text is an error. */
 TEST(test_spikes)
 {
     Run r;

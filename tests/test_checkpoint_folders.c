@@ -1,5 +1,5 @@
-/* Checkpoints as folders: which one is the latest, what is deleted, and effects of a crash, a full
- * disk or a damaged file. */
+/* Folders of checkpoints: which one is the latest, which ones are deleted, and the effects of a
+ * crash, a full disk or a damaged file. */
 #include <fcntl.h>
 #include <glob.h>
 #include <signal.h>
@@ -25,7 +25,7 @@ static void expect_latest(const Run *r, const char *expected)
     free(found);
 }
 
-/* The entries of the save folder, sorted, with blanks between. */
+/* Returns the sorted entries of the save folder, separated by blanks. */
 static void expect_entries(const Run *r, const char *expected)
 {
     char found[1024] = "";
@@ -52,11 +52,11 @@ TEST(test_latest)
     save(&r, 10);
     expect_latest(&r, "step10");
     save(&r, 20);
-    save(&r, 9); /* resumed from an earlier one */
+    save(&r, 9); /* resumed from an earlier checkpoint */
     expect_latest(&r, "step9");
     expect_entries(&r, "latest step10 step20 step9");
     char *link = folder_latest(r.config.save_folder);
-    assert_string_equal(link, "step9"); /* relative: the folder can be moved */
+    assert_string_equal(link, "step9"); /* the link is relative, so the folder can be moved */
     free(link);
     in_folder(&r, "test \"$(ls step9)\" = "
                   "'config.json\nconfig.yaml\nmodel.safetensors\noptimizer-00001.states\n"
@@ -72,10 +72,10 @@ TEST(test_crashes)
     const struct {
         const char *what, *latest;
     } crash[] = {
-        /* before the rename */
+        /* crash before the rename */
         { "cp -r step10 step30.tmp && touch step30.tmp/.unfinished", "step20" },
         { "mkdir step30.tmp", "step20" },
-        /* before `latest` moved */
+        /* crash before `latest` moved */
         { "cp -r step10 step30", "step20" },
         { "ln -s step30 .latest.tmp", "step20" },
         { "rm latest", "step20" },
@@ -99,7 +99,7 @@ TEST(test_crashes)
         save(&r, 20);
         in_folder(&r, crash[i].what);
         expect_latest(&r, crash[i].latest);
-        save(&r, 30); /* and the next save succeeds and cleans up */
+        save(&r, 30); /* the next save succeeds and cleans up */
         expect_latest(&r, "step30");
         assert_false(exists(text("%s/step30.tmp", r.config.save_folder)));
         assert_false(exists(text("%s/step20.tmp", r.config.save_folder)));
@@ -153,8 +153,8 @@ TEST(test_replace)
 /* ---- other programs -------------------------------------------------------------------------- */
 
 /* The number of tensors in *.safetensors. Engines load these files, and leave out at most those
- * that an index does not name [vLLM and SGLang: filter_duplicate_safetensors_files]. Fails if one
- * is not the model's. */
+ * that an index does not name [vLLM and SGLang: filter_duplicate_safetensors_files]. Fails if a
+ * file has a tensor that the model lacks. */
 static int tensors_of_engine(const Run *r, const char *path)
 {
     glob_t g;
@@ -168,7 +168,7 @@ static int tensors_of_engine(const Run *r, const char *path)
                  t++)
                 ;
             if (t == r->store.num_tensors)
-                fail_msg("%s: %s is no tensor of the model", f->path, f->tensor[k].name);
+                fail_msg("%s: %s is not a tensor of the model", f->path, f->tensor[k].name);
         }
         safetensors_close(f);
     }
@@ -176,8 +176,8 @@ static int tensors_of_engine(const Run *r, const char *path)
     return count;
 }
 
-/* A checkpoint can be served: engines find the whole model and nothing else, in one file and in
- * several. */
+/* A checkpoint can be served: engines find the whole model and nothing else, whether it is one file
+ * or several. */
 TEST(test_engines)
 {
     static const size_t limits[] = { CHECKPOINT_FILE_BYTES, 4000 };
@@ -263,7 +263,7 @@ static void flip_bit(const char *path, size_t at)
     close(file);
 }
 
-/* One bit of every `step`-th tensor: at its start, at its end, or within. */
+/* Flips one bit of every `step`-th tensor: at its start, at its end, or inside. */
 static void check_flipped(Run *r, const char *name, int step)
 {
     char path[512];
@@ -298,7 +298,7 @@ TEST(test_flipped_bits)
     release();
 }
 
-/* Invalid manifests: the message has file, key, what was found and what was expected. */
+/* Invalid manifests: the message names the file, the key, what was found and what was expected. */
 TEST(test_damaged_manifests)
 {
     needs_fork();
@@ -334,7 +334,7 @@ TEST(test_damaged_manifests)
     release();
 }
 
-/* The disk accepts only `bytes` of any file. */
+/* The disk accepts only `bytes` bytes of a file. */
 static void save_on_full_disk(Run *r, rlim_t bytes)
 {
     signal(SIGXFSZ, SIG_IGN);
@@ -353,7 +353,7 @@ TEST(test_disk_full)
         expect_latest(&r, "step10");
         load(&r, step_folder(&r, 10));
     }
-    /* a name that is taken */
+    /* the name is taken */
     in_folder(&r, "chmod 600 step10 && rm -r step20.tmp && touch step20.tmp");
     save(&r, 20);
     expect_latest(&r, "step20");
@@ -365,11 +365,11 @@ TEST(test_disk_full)
     release();
 }
 
-/* SIGKILL at any moment of a save: there is always a complete checkpoint, and it loads. With only
- * one step, the save replaces the only checkpoint. */
+/* SIGKILL at any moment of a save: a complete checkpoint exists at all times, and it loads. If
+ * there is only one step, the save replaces the only checkpoint. */
 static void check_killed(long last_step)
 {
-    /* microseconds: a few saves */
+    /* microseconds, long enough for a few saves */
     enum { KILLS = SANITIZED ? 20 : 100, SPREAD = SANITIZED ? 200000 : 100000 };
     Run r;
     open_small(&r);
@@ -381,7 +381,7 @@ static void check_killed(long last_step)
             dup2(open("/dev/null", O_WRONLY), STDOUT_FILENO);
             for (;;)
                 for (long step = 10; step <= last_step; step++)
-                    begin(&r, step); /* finishes the previous one */
+                    begin(&r, step); /* this also finishes the previous save */
         }
         usleep((useconds_t)(500 + i * SPREAD / KILLS));
         kill(child, SIGKILL);
@@ -406,8 +406,8 @@ TEST(test_killed)
 
 /* ---- pruning --------------------------------------------------------------------------------- */
 
-/* `steps` and those left of them: names of folders that contain only how they were saved, by these
- * settings. */
+/* The folders `steps`, and those that remain. A folder contains only the file that says how it was
+ * saved, by these settings. */
 static void check_prune(long keep_last, long interval, long permanent, long ephemeral,
                         const char *steps, const char *latest, const char *left)
 {
@@ -438,15 +438,16 @@ TEST(test_prune)
     check_prune(1, 100, 0, 0, four, "step400", "latest step400");
     check_prune(0, 100, 0, 0, four, "step400", "latest step400");
     check_prune(9, 100, 0, 0, four, "step400", "latest step100 step200 step300 step400");
-    /* permanent ones stay and do not count */
+    /* permanent checkpoints stay and do not count */
     check_prune(1, 100, 200, 0, four, "step400", "latest step200 step300 step400");
-    /* only the last ephemeral one, whatever is kept */
+    /* only the last ephemeral checkpoint stays, whatever the other settings are */
     check_prune(-1, 100, 0, 20, "step100 step120 step140 step200 step220 step240", "step240",
                 "latest step100 step200 step240");
     check_prune(1, 100, 0, 20, "step100 step120 step200", "step200", "latest step120 step200");
-    /* resumed from 200: the old 300 and 400 belong to another run until this one gets there */
+    /* the run resumed from 200: the old 300 and 400 belong to another run until this run reaches
+     * these steps */
     check_prune(1, 100, 0, 0, four, "step200", "latest step200 step300 step400");
-    /* other entries are not looked at */
+    /* other entries are ignored */
     check_prune(1, 100, 0, 0, "step100 step200 steps step100x", "step200",
                 "latest step100x step200 steps");
 }

@@ -1,5 +1,5 @@
-/* Ownership in a save_folder: names that only look like those of checkpoints, links, checkpoints
- * that were saved to stay or cannot be deleted, and file systems with missing features.
+/* Ownership in a save_folder: names that only resemble those of checkpoints, links, checkpoints
+ * that must stay or cannot be deleted, and file systems that lack features.
  *
  * The functions below replace libc's, and fail as on such file systems. */
 #include <fcntl.h>
@@ -13,8 +13,9 @@
 #include "tests/saved.h"
 
 static bool no_links, no_rename;
-static int no_sync;      /* errno of fsync of a folder; 0: it works */
-static const char *busy; /* suffix of a path that cannot be deleted; NULL: none */
+static int no_sync; /* errno of fsync of a folder; 0: it works */
+/* suffix of a path that cannot be deleted; NULL: every path can be deleted */
+static const char *busy;
 
 int symlink(const char *target, const char *path)
 {
@@ -70,8 +71,8 @@ static void expect_latest(const Run *r, const char *expected)
 
 /* ---- saved to stay --------------------------------------------------------------------------- */
 
-/* keep, interval, permanent, ephemeral; saved with the first settings up to step 12, then with the
- * others. */
+/* keep, interval, permanent, ephemeral. Checkpoints up to step 12 are saved with the first
+ * settings, later ones with the second. */
 typedef struct {
     long keep, interval, permanent, ephemeral;
 } Settings4;
@@ -101,13 +102,13 @@ TEST(test_saved_to_stay)
         { { 1, 1, 6, 0 }, { 1, 1, 7, 0 }, "step14 step16 step6 step12" }, /* "never deleted" */
         { { -1, 4, 0, 0 }, { 1, 1, 0, 0 }, "step16 step4 step8 step12" }, /* "all" */
         { { -1, 4, 0, 0 }, { -1, 10, 0, 2 }, "step16 step4 step8 step12" },
-        /* kept for rotation, then all are kept */
+        /* saved for rotation, then the settings keep all */
         { { 2, 4, 0, 0 }, { -1, 16, 0, 2 }, "step14 step16 step8 step12" },
-        { { 2, 4, 0, 0 }, { 2, 2, 0, 0 }, "step14 step16" }, /* the same rotation */
-        /* the newest ephemeral one stays */
+        { { 2, 4, 0, 0 }, { 2, 2, 0, 0 }, "step14 step16" }, /* both settings rotate */
+        /* the newest ephemeral checkpoint stays */
         { { 1, 100, 0, 4 }, { 1, 1, 0, 0 }, "step16 step12" },
         { { 1, 100, 0, 4 }, { 1, 100, 0, 2 }, "step16" },
-        /* permanent by the current settings */
+        /* permanent by the second settings */
         { { 1, 4, 0, 0 }, { 1, 1, 12, 0 }, "step16 step12" },
     };
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
@@ -123,8 +124,8 @@ TEST(test_saved_to_stay)
     }
 }
 
-/* Not rotated: checkpoints of earlier versions without such an entry, copies from another run, and
- * links. */
+/* These are not rotated: checkpoints of earlier versions, which do not say how they were saved,
+ * copies from another run, and links. */
 TEST(test_not_for_rotation)
 {
     static const char *const what[] = {
@@ -153,7 +154,7 @@ TEST(test_not_for_rotation)
     open_small(&r);
     set(&r, (Settings4){ 1, 1, 0, 0 });
     save(&r, 1);
-    /* the same folder by another name */
+    /* the same folder under another name */
     in_folder(&r, "printf 'save_folder: %s\\n' \"$PWD/.\" >step1/config.yaml");
     save(&r, 2);
     assert_false(has(&r, "step1"));
@@ -163,7 +164,8 @@ TEST(test_not_for_rotation)
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
-/* Other files next to the checkpoints, with names that only begin like theirs, are not changed. */
+/* Other files next to the checkpoints do not change, even if their names begin like those of
+ * checkpoints. */
 static const char foreign[] = "cp -r step1 step2.tmp; cp -r step1 step2.old; cp -r step1 "
                               "step1.old; cp -r step1 step2-aborted; mkdir step02; "
                               "echo mine >step02/text; echo mine >step3.tmp; ln -s step1 "
@@ -232,15 +234,15 @@ TEST(test_foreign_step)
     save(&r, 3);
     expect_latest(&r, "step3");
     in_folder(&r, "grep -q mine step2.old/text && test -f step2/trainer.json");
-    /* a model is not a checkpoint */
+    /* a folder with only a model is not a checkpoint */
     in_folder(&r, "mkdir step4; cp step3/config.json step3/model.safetensors step4");
     assert_int_equal(folder_foreign_step(r.config.save_folder), 4);
     close_run(&r);
     release();
 }
 
-/* A checkpoint on another disk with a link in its place: its files stay if it is replaced, cleared
- * or newer than the resumed step. */
+/* A checkpoint on another disk, with a link in its place: its files stay if it is replaced,
+ * cleared, or newer than the resumed step. */
 TEST(test_links)
 {
     Run r;
@@ -265,7 +267,7 @@ TEST(test_links)
 
 /* ---- what cannot be done --------------------------------------------------------------------- */
 
-/* As a user who may not delete files in step1: root switches to nobody. */
+/* Runs as a user who may not delete files in step1: root switches to nobody. */
 static void save_beside_protected(Run *r)
 {
     if (geteuid() == 0 && setresuid(65534, 65534, 65534) != 0)
@@ -300,7 +302,8 @@ TEST(test_protected)
     release();
 }
 
-/* A file that is open over NFS: the rest is deleted later, and its name does not block a save. */
+/* A file of the checkpoint is open over NFS: the rest is deleted later, and the name does not block
+ * a save. */
 TEST(test_busy)
 {
     Run r;
@@ -351,7 +354,8 @@ TEST(test_no_links)
     release();
 }
 
-/* A `latest` that is neither a link nor a file that names a checkpoint belongs to somebody else. */
+/* A `latest` that is neither a link nor a file with the name of a checkpoint belongs to somebody
+ * else. */
 TEST(test_latest_is_none)
 {
     needs_fork();
@@ -362,14 +366,14 @@ TEST(test_latest_is_none)
         open_small(&r);
         save(&r, 1);
         in_folder(&r, text("rm latest; %s", what[i]));
-        DIES("latest is no link to a checkpoint", checkpoint_latest(r.config.save_folder));
+        DIES("latest is not a link to a checkpoint", checkpoint_latest(r.config.save_folder));
         close_run(&r);
         release();
     }
 }
 
-/* Errors for unsupported operations of a file system are ignored; others are reported before the
- * first step. */
+/* If a file system does not support an operation, the error is ignored. Other errors are reported
+ * before the first step. */
 TEST(test_no_sync)
 {
     needs_fork();
@@ -393,7 +397,7 @@ TEST(test_no_sync)
     release();
 }
 
-/* runs/a of one project is not runs/a of another. */
+/* The same relative path runs/a in two projects names two different folders. */
 TEST(test_relative)
 {
     static const char relative[] = "save_folder: runs/a\n";
@@ -410,7 +414,8 @@ TEST(test_relative)
     assert_int_equal(saved_as_in(folder, "runs/a"), 0);
 }
 
-/* A checkpoint of another run, copied to the name of the next one, stays under another name. */
+/* A checkpoint of another run was copied to the name of the next checkpoint. It stays, under
+ * another name. */
 TEST(test_copied)
 {
     Run r;

@@ -1,7 +1,7 @@
-/* Tensors of a checkpoint between ranks and files: W ranks write, each its shard of every unit, and
- * any other division reads the same bits, in every format; a shard held by several ranks is written
- * once; files do not depend on W; the same for whole checkpoints, saved during training. Run with
- * 1, 2 and 4 ranks. */
+/* Tensors of a checkpoint between ranks and files. W ranks write, each its shard of every unit, and
+ * any other division reads the same bits, in every format. A shard that several ranks hold is
+ * written once. The files do not depend on W. The same holds for whole checkpoints that are saved
+ * during training. Run with 1, 2 and 4 ranks. */
 #include <jansson.h>
 
 #include "kernels/runtime/comm_mpi.h"
@@ -23,7 +23,7 @@ enum { LIMIT = 100000 }; /* bytes of a file: units of the small models have 20 t
 static const Format f32 = { F32, 0 }, bf16 = { BF16, 0 }, e4m3 = { E4M3, 128, .bf16_scale = true },
                     e5m2 = { E5M2, 128, .bf16_scale = true };
 
-/* What rank `part` of `parts` has, without values. */
+/* Allocates what rank `part` of `parts` has, without values. */
 static void open_part(Run *r, SmallModel a, Format master, Format m, Format v, int part, int parts)
 {
     const ModelConfig c = architecture(a);
@@ -33,7 +33,7 @@ static void open_part(Run *r, SmallModel a, Format master, Format m, Format v, i
     r->file_limit = LIMIT;
 }
 
-/* With moments that have scales. */
+/* A run whose moments have scales. */
 static void open_coded(Run *r, int part, int parts)
 {
     open_part(r, LLAMA_GQA, f32, e4m3, e5m2, part, parts);
@@ -70,13 +70,13 @@ static const char *memory_of(const LayoutEntry *p, const Shard *s)
     return p->kind == ENTRY_SCALE ? t.scale : t.data;
 }
 
-/* The numbers of tensors in fill_shards; scales have the number of their codes + 2. */
+/* Numbers of the tensors in fill_shards. Scales have the number of their codes + 2. */
 static int number_of(const LayoutEntry *p)
 {
     return p->kind == ENTRY_WEIGHT ? 0 : p->state + (p->kind == ENTRY_STATE ? 1 : 3);
 }
 
-/* Checks that every element of a piece in this rank's shard has its value. Returns the number of
+/* Checks the value of every element of a piece in this rank's shard. Returns the number of
  * elements. */
 static size_t check_piece(const LayoutEntry *p, const Shard *s)
 {
@@ -95,7 +95,7 @@ static size_t check_piece(const LayoutEntry *p, const Shard *s)
     return hi - lo;
 }
 
-/* Files contain whole units up to the limit, which only a single unit may exceed; all files are
+/* Files contain whole units up to the limit. A single unit may exceed the limit. All files are
  * needed. */
 static void check_sizes(const Layout *l, size_t limit)
 {
@@ -153,7 +153,7 @@ static void read_and_check(const char *where, LayoutKind kind, ParamStore *store
     comm_barrier();
 }
 
-/* Ranks write as `part` of `parts`, and read as another part of another number of parts. */
+/* A rank writes as part `part` of `parts`, and reads as another part of another number of parts. */
 static void check_division(SmallModel a, Format master, Format m, Format v, int part, int parts,
                            int part2, int parts2)
 {
@@ -179,7 +179,7 @@ TEST(test_sharded)
     }
 }
 
-/* All ranks have everything: nothing may be left out or overwritten with other values. */
+/* Every rank has all data: nothing may be left out, or overwritten with other values. */
 TEST(test_replicated)
 {
     int W = comm_size(), rank = comm_rank();
@@ -187,7 +187,7 @@ TEST(test_replicated)
     check_division(OLMO2, bf16, e4m3, e4m3, 0, 1, rank, W);
 }
 
-/* Two groups of ranks with the same division in each. */
+/* Two groups of ranks divide the data in the same way. */
 TEST(test_hybrid)
 {
     if (comm_size() % 2 != 0)
@@ -198,7 +198,7 @@ TEST(test_hybrid)
 
 /* ---- whole checkpoints ----------------------------------------------------------------------- */
 
-/* Changes a shard while it is being written, as training does. */
+/* Changes a shard while the shard is being written, as training does. */
 static void overwrite_shards(ParamStore *store)
 {
     for (int u = 0; u < store->num_units; u++) {
@@ -225,8 +225,8 @@ static void check_checkpoint(long step, int part, int parts)
     close_run(&read);
 }
 
-/* Ranks, each with its own shard or two with the same, save one step during training, and two more
- * at once. */
+/* Each rank has its own shard, or two ranks have the same shard. They save one step during
+ * training, and then two more at once. */
 static void check_saves(int part, int parts)
 {
     int W = comm_size(), rank = comm_rank();
@@ -257,7 +257,7 @@ TEST(test_saves)
         check_saves(rank / 2, W / 2);
 }
 
-/* A NaN on one rank is reported on all ranks, by the name of the first such tensor. */
+/* If one rank has a NaN, all ranks report the first tensor with a NaN. */
 TEST(test_not_finite)
 {
     const int W = comm_size(), rank = comm_rank();
@@ -270,7 +270,7 @@ TEST(test_not_finite)
     for (int r = W - 1; r >= 0; r--) {
         const uint16_t minus = 0xbf80;
         const char *expected = NULL;
-        /* of the first block, the tensor that begins the rank's v */
+        /* the tensor of the first block at which the rank's part of v begins */
         for (int i = 0; i < l.num_entries; i++) {
             const LayoutEntry *p = &l.entry[i];
             const size_t first =
@@ -292,7 +292,7 @@ TEST(test_not_finite)
 
 /* ---- checksums ------------------------------------------------------------------------------- */
 
-/* The files of one kind, with a checksum of each tensor's actual bytes; the manifest must agree. */
+/* The files of one kind, with a checksum of each tensor's actual bytes. The manifest must agree. */
 static void open_summed(SafeFile **file, const Layout *l, const json_t *sums)
 {
     for (int i = 0; i < l->num_files; i++) {
@@ -311,7 +311,8 @@ static void open_summed(SafeFile **file, const Layout *l, const json_t *sums)
     }
 }
 
-/* Ranks save in groups of one size and read in groups of another: parts give the same checksums. */
+/* Ranks save in groups of one size and read in groups of another size. All divisions give the same
+ * checksums. */
 static void check_sums(int shards)
 {
     json_t *manifest = json_load_file(text("%s/step9/trainer.json", shared), 0, NULL);
@@ -322,7 +323,7 @@ static void check_sums(int shards)
         Layout l = layout_make(text("%s/step9", shared), kind, &r.store, LIMIT);
         SafeFile **file = xcalloc((size_t)l.num_files, sizeof *file);
         open_summed(file, &l, json_object_get(manifest, "crc32c"));
-        layout_read(&l, &r.store, file, l.num_files); /* dies if they differ */
+        layout_read(&l, &r.store, file, l.num_files); /* dies if the checksums differ */
         for (int i = 0; i < l.num_files; i++)
             safetensors_close(file[i]);
         free(file);
@@ -358,7 +359,7 @@ int MPI_Allgather(const void *own, int n, MPI_Datatype type, void *all, int each
     return PMPI_Allgather(own, n, type, all, each, their, comm);
 }
 
-/* The ranges of writers take two numbers per rank and region, not one per pair of ranks. */
+/* Each rank announces its ranges with two numbers per rank and region, not per pair of ranks. */
 TEST(test_ranges_are_gathered_once)
 {
     Run r;

@@ -1,5 +1,5 @@
-/* Exports as codes and scales: each tensor of each format against the formats' definitions, element
- * by element. */
+/* Exports as codes and scales: compares each tensor of each format with the format's definition,
+ * element by element. */
 #include "kernels/nf4_map.h"
 #include "tests/test.h"
 #include "tests/coded.h"
@@ -14,8 +14,8 @@ typedef struct {
     const char *name;
     ExportType dtype;
     int layout, block, group;
-    const char *config; /* quantization_config, ' for " */
-    Expected tensor[7]; /* of a matrix (O, I) */
+    const char *config; /* quantization_config, with ' in place of " */
+    Expected tensor[7]; /* the tensors of a matrix (O, I) */
     void (*check)(const SafeFile *f, const char *layer, const float *w, size_t O, size_t I,
                   int group);
 } Case;
@@ -43,7 +43,7 @@ static float largest(const float *w, size_t n)
     return most;
 }
 
-/* The nearest of all finite codes of E4M3, ties to even. */
+/* Returns the nearest finite code of E4M3; ties go to even. */
 static void check_e4m3(uint8_t code, float x)
 {
     double best = INFINITY;
@@ -127,7 +127,7 @@ static void check_int8(const SafeFile *f, const char *layer, const float *w, siz
     }
 }
 
-/* w rounded to F16 first, then times 127 over the row's largest. */
+/* w is first rounded to F16, then multiplied by 127 / the row's largest value. */
 static void check_llm(const SafeFile *f, const char *layer, const float *w, size_t O, size_t I,
                       int group)
 {
@@ -146,7 +146,8 @@ static void check_llm(const SafeFile *f, const char *layer, const float *w, size
     }
 }
 
-/* The error that the choice of the scale minimizes [Frantar et al. 2022; its code, --mse]. */
+/* Returns the error that the choice of the scale minimizes [Frantar et al. 2022; its code,
+ * --mse]. */
 static double error_of(const float *w, size_t n, float s)
 {
     double sum = 0;
@@ -157,8 +158,8 @@ static double error_of(const float *w, size_t n, float s)
     return sum;
 }
 
-/* NOTE: the program compares errors that are exact to 3e-5, so the error of its scale may be up to
- * 1e-4 above the least. */
+/* NOTE: the program compares errors that are exact to 3e-5, so the error of the chosen scale may be
+ * up to 1e-4 above the smallest error. */
 static void check_grid(const float *w, size_t n, float found)
 {
     double least = INFINITY;
@@ -191,7 +192,7 @@ static void check_int4(const SafeFile *f, const char *layer, const float *w, siz
     }
 }
 
-/* As for the base of adapters: the groups that the device makes from the same values. */
+/* As for the base of adapters: the device encodes the same groups from the same values. */
 static void check_nf4(const SafeFile *f, const char *layer, const float *w, size_t O, size_t I,
                       int group)
 {
@@ -316,7 +317,7 @@ enum { NUM_CASES = sizeof cases / sizeof cases[0] };
 
 /* ---- folders --------------------------------------------------------------------------------- */
 
-/* "I/8": a dimension, rounded up; X is O I. */
+/* A size such as "I/8" is a dimension, rounded up; X is O I. */
 static size_t dimension(const char *says, size_t O, size_t I)
 {
     const size_t whole = *says == 'O'   ? O
@@ -339,7 +340,7 @@ static void check_tensor(const SafeFile *f, const char *layer, const Expected *e
     assert_int_equal(t->dims, dims);
 }
 
-/* Rounded to BF16. */
+/* Returns the value rounded to BF16. */
 static void check_plain(const SafeFile *f, const SafeTensor *from, const float *w)
 {
     const uint16_t *codes = bytes_in(f, from->name, "BF16");
@@ -395,7 +396,7 @@ static void check_folder(const Case *c, const char *source)
     safetensors_close(to);
 }
 
-/* LLAMA_GQA is tied: no head is written. */
+/* LLAMA_GQA is tied, so no head is written */
 TEST(test_formats)
 {
     static const SmallModel models[] = { LLAMA, LLAMA_GQA, OLMO2 };
@@ -407,7 +408,7 @@ TEST(test_formats)
         }
 }
 
-/* Codes and scales from elsewhere are written like those of the export itself. */
+/* Codes and scales of other programs are written like the codes of the export itself. */
 TEST(test_given_codes)
 {
     const char *source = save_wide(LLAMA), *one = lasting(text("%s/one", root)),

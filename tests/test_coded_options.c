@@ -1,5 +1,5 @@
-/* Exports as codes and scales: trained matrices against the trainer's operands; refused options and
- * shapes. */
+/* Exports as codes and scales: compares trained matrices with the trainer's operands. Also refused
+ * options and shapes. */
 #include "model/store/fsdp.h"
 #include "model/run/export_run.h"
 #include "tests/test.h"
@@ -31,7 +31,7 @@ static size_t check_operand(const SafeFile *f, const char *layer, const uint8_t 
     return first + t->shape[0];
 }
 
-/* Codes and scales are those of the operands in forward of the run. */
+/* Codes and scales equal those of the run's operands in the forward pass. */
 TEST(test_trained)
 {
     static const struct {
@@ -117,7 +117,7 @@ TEST(test_options)
          run_with("--dtype=int4 --group=64 --layout=compressed-tensors"));
 }
 
-/* Refused before any weight is read, with a message of what is allowed. */
+/* These options are refused before any weight is read; the message says what is allowed. */
 TEST(test_shapes)
 {
     needs_fork();

@@ -1,13 +1,13 @@
-/* Reading folders of codes and scales: every code with scales of every type and shape, parts of
- * matrices, refusals; and runs and exports from them have the decoded values. */
+/* Reading folders of codes and scales: every code with scales of every type and shape, ranges of
+ * matrices, refusals. Runs and exports from such folders have the decoded values. */
 #include "model/checkpoint/coded_check.h"
 #include "model/checkpoint/coded_source.h"
 #include "model/checkpoint/convert.h"
 #include "tests/test.h"
 #include "tests/coded.h"
 
-/* The matrix N.weight, whose last blocks of 128 x 128 have 96 columns; codes go through all values
- * in each row, and each column of 256. */
+/* The matrix N.weight, whose last blocks of 128 x 128 have 96 columns. In each row, and in each
+ * column of 256, the codes take all values. */
 enum { O = 256, I = 352 };
 
 /* ---- files ----------------------------------------------------------------------------------- */
@@ -19,7 +19,7 @@ typedef struct {
     const void *bytes;
 } Given;
 
-/* Writes the tensors up to one without a name. */
+/* Writes the tensors of a list that ends with a tensor without a name. */
 static SafeFile *write_file(const Given *tensor)
 {
     char *path = lasting(text("%s/%d.safetensors", root, num_folders++));
@@ -36,7 +36,7 @@ static SafeFile *write_file(const Given *tensor)
     return safetensors_open(path);
 }
 
-/* Compares the matrix with value(row, col), as a whole and in parts that begin and end anywhere. */
+/* Compares the matrix with value(row, col), as a whole and in ranges with any start and end. */
 static void check_values(SafeFile *f, double (*value)(size_t row, size_t col))
 {
     static const size_t parts[] = { 1, 7, 100, 4095, 50000 };
@@ -66,7 +66,7 @@ static uint8_t byte_at(size_t row, size_t col)
     return (code & 0x7f) == 0x7f ? 0 : (uint8_t)code;
 }
 
-/* A few values that all three types have. */
+/* Some values that all three types can represent. */
 static double scale_at(size_t i)
 {
     return ldexp(1 + (double)(i % 7) / 8, (int)(i % 5) - 9);
@@ -114,7 +114,7 @@ static double integer_rows(size_t row, size_t col)
     return integer(row, col) * scale_at(row);
 }
 
-/* Two products in F32 [bitsandbytes 0.50, int8_vectorwise_dequant]. */
+/* Two products in F32, as in [bitsandbytes 0.50, int8_vectorwise_dequant]. */
 static double llm(size_t row, size_t col)
 {
     const float product = (float)integer(row, col) * (float)scale_at(row),
@@ -184,7 +184,7 @@ static const void *words_by_row(void)
     return word;
 }
 
-/* Four bytes in a word, the first in the lowest: code + 128. */
+/* A word has four bytes, the first in the lowest bits: code + 128. */
 static const void *words_of_bytes(void)
 {
     uint32_t *word = keep(O * I);
@@ -228,7 +228,7 @@ static double gptq_dealt(size_t row, size_t col)
     return code_at(row, col) * scale_at(col * 129 % I / 128 * O + row);
 }
 
-/* The tensors of GPTQ; zeros: each word of qzeros. */
+/* Makes the tensors of GPTQ; zeros: the value of each word of qzeros. */
 static void give_gptq(Given to[5], bool dealt, uint32_t zeros)
 {
     uint32_t *word = keep(O * I / 2), *zero = keep(3 * O / 2), *group = keep(I * sizeof *group);
@@ -318,7 +318,7 @@ TEST(test_refusals)
     release();
 }
 
-/* Scales of each layout against each coding: a message, or NULL if they fit. */
+/* Each coding with the scales of each layout: the expected message, or NULL if they fit. */
 TEST(test_codings)
 {
     needs_fork();
@@ -429,7 +429,8 @@ TEST(test_gptq_codings)
     release();
 }
 
-/* Tensors next to a matrix without codes, or unknown to its kind, are not used. */
+/* Tensors next to a matrix without codes, or tensors that the coding does not have, are not
+ * used. */
 TEST(test_strangers)
 {
     const Given plain = { "N.weight", "BF16", 2, { 2, 2 }, "1234567" },
@@ -459,8 +460,8 @@ static const struct {
 };
 enum { NUM_KINDS = sizeof kinds / sizeof kinds[0] };
 
-/* A run starts with the values of the folder's export to F32, rounded if it stores weights in BF16.
- * With F32 weights, saved and exported again, it equals that export. */
+/* A run starts with the values of the folder's export to F32, rounded if the run stores weights in
+ * BF16. If a run with F32 weights is saved and exported again, the export equals the first one. */
 static void check_run(const char *folder, const char *plain, DType master)
 {
     Run one, other;
@@ -493,7 +494,7 @@ TEST(test_folders)
         const char *plain = lasting(text("%s/plain%d", root, i));
         ExportOptions o = export_options_of(source, NULL, folder, kinds[i].dtype);
         o.layout = kinds[i].layout;
-        export_to(&o, 50000); /* several files */
+        export_to(&o, 50000); /* in several files */
         export_folder(folder, NULL, plain, "F32", CHECKPOINT_FILE_BYTES);
         json_t *config = json_load_file(text("%s/config.json", plain), 0, NULL);
         assert_non_null(config);

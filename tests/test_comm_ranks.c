@@ -1,4 +1,5 @@
-/* Collectives, on any number of ranks: values, the same bits on every rank, the same bits again. */
+/* Collectives on any number of ranks: correct values, and the same bits on every rank and in every
+ * call. */
 #include "kernels/runtime/watchdog.h"
 #include "kernels/runtime/watchdog_marks.h"
 #include "tests/test.h"
@@ -27,7 +28,7 @@ TEST(test_host_values)
     comm_barrier();
 }
 
-/* Any number of bytes, and only within a group. */
+/* Gathers any number of bytes, only within a group. */
 TEST(test_gather)
 {
     const int W = comm_size(), shards = W > 2 ? W / 2 : W;
@@ -46,8 +47,8 @@ TEST(test_gather)
     assert_memory_equal(all, own, sizeof own);
 }
 
-/* Adding W numbers in F32 has an error of (W - 1) u of their sizes, in any order. The CPU rounds to
- * BF16 once after that; NCCL rounds each of the W - 1 partial sums; check_close includes the last
+/* The sum of W numbers in F32 has an error of (W - 1) u of their sizes, in any order. Then the CPU
+ * rounds once to BF16; NCCL rounds each of the W - 1 partial sums. check_close includes the last
  * rounding. */
 static void all_reduce_case(Format f, int n)
 {
@@ -81,8 +82,8 @@ TEST(test_all_reduce)
     }
 }
 
-/* Groups of every size: their members, gathers, sums of slices, maxima, all over the group's ranks
- * only. */
+/* Groups of every size: their members, gathers, sums of slices, and maxima, all only over the ranks
+ * of the group. */
 static void groups_case(int shards)
 {
     enum { N = 700 };
@@ -113,7 +114,8 @@ static void groups_case(int shards)
     comm_all_gather(whole.data, own_slice, bytes, RANKS_SHARD);
     check_same_bytes("gathered in place", values(whole), all, W * N * sizeof *all);
 
-    /* all have the same: W times it, exact in F32 for W a power of two */
+    /* all ranks have the same value: the sum is W times this value, exact in F32 if W is a power of
+     * two */
     comm_reduce_scatter(part, whole, RANKS_SHARD);
     const double *sums = values(part);
     for (int i = 0; i < N; i++)
@@ -138,8 +140,8 @@ TEST(test_groups)
         groups_case(shards);
 }
 
-/* Ranks of one tensor coordinate, which are not consecutive: a sum, and a gather in the order of
- * ranks. */
+/* The ranks with the same tensor coordinate are not consecutive: a sum, and a gather in the order
+ * of ranks. */
 TEST(test_strided_group)
 {
     const int W = comm_size();
@@ -172,7 +174,7 @@ static void put_rounded(Tensor t, const float *x)
     quantize(t, wide);
 }
 
-/* Multiples of 1/16 below 1, whose products with small numbers and sums are exact in BF16. */
+/* Multiples of 1/16 below 1. Products with small numbers, and sums, are exact in BF16. */
 static void fill_sixteenths(Tensor x, uint64_t seed)
 {
     const size_t n = tensor_numel(x);
@@ -184,8 +186,8 @@ static void fill_sixteenths(Tensor x, uint64_t seed)
 
 enum { ITEMS = 2, TOKENS = 3 };
 
-/* Pieces of TOKENS rows, ITEMS of each rank: [rank][item] in a tensor that has them by rank,
- * [item][rank] in whole sequences. */
+/* Returns pieces of TOKENS rows, ITEMS pieces of each rank. by_rank: the tensor is ordered by rank,
+ * then item; else by item, then rank, as whole sequences are. */
 static const RowRange *equal_pieces(int ranks, bool by_rank)
 {
     RowRange *piece = keep(sizeof *piece * (size_t)(ranks * ITEMS));
@@ -196,9 +198,9 @@ static const RowRange *equal_pieces(int ranks, bool by_rank)
     return piece;
 }
 
-/* Two sequences of 3 tokens on each context rank, 2 heads and 1 key head for each, which `shared`
- * ranks have in common: tokens to heads, and back. On the way back rank r has r + 1 times the
- * numbers, and those of a key head are added. */
+/* Each context rank has two sequences of 3 tokens, with 2 query heads and 1 key head per rank;
+ * `shared` ranks share a key head. Tokens become heads, and back. Before the way back, rank r
+ * multiplies its values by r + 1, and the values of a shared key head are added. */
 static void exchange_case(int context, int shared, Format f)
 {
     enum { H = 2, K = 1, D = 8 };
@@ -246,8 +248,8 @@ static void exchange_case(int context, int shared, Format f)
     release();
 }
 
-/* Item i of what rank s sends to rank r: that many rows, from a row on that depends on what is
- * before it, after a row that nobody gets. */
+/* Returns the rows of item i that rank s sends to rank r. The position and the number of rows
+ * differ for each item, and one unused row lies before each item. */
 static RowRange uneven(int s, int r, int i)
 {
     RowRange rows = { 0, 0 };
@@ -256,7 +258,7 @@ static RowRange uneven(int s, int r, int i)
     return rows;
 }
 
-/* Pieces of other sizes, and none; other rows stay as they were. */
+/* Pieces of different sizes, some empty. Rows outside of all pieces do not change. */
 static void uneven_case(int context)
 {
     enum { COLS = 8 };
@@ -301,14 +303,14 @@ TEST(test_exchange)
     divide(ALONE);
 }
 
-/* What stage `from` sends to that neighbour in message i. */
+/* The rows that stage `from` sends to this neighbour in message i. */
 static void fill_message(Tensor x, int from, Neighbour to, int i)
 {
     fill(x, (uint64_t)((from * NUM_NEIGHBOURS + (int)to) * 100 + i), -1, 1);
 }
 
-/* Two messages in each direction before any is received; the first is overwritten when it is
- * sent. */
+/* Sends two messages in each direction before any is received. The first buffer is overwritten
+ * after it was sent. */
 static void message_case(int stages, Format f)
 {
     enum { MESSAGES = 2, ROWS = 3, COLS = 40 };
@@ -326,7 +328,7 @@ static void message_case(int stages, Format f)
     for (int i = 0; i < MESSAGES; i++)
         for (Neighbour n = 0; n < NUM_NEIGHBOURS; n++) {
             const int from = (own + (n == NEXT_STAGE ? 1 : stages - 1)) % stages;
-            comm_receive(y, n); /* not into x, which a send may still read */
+            comm_receive(y, n); /* not into x, which a send may still be reading */
             fill_message(expected, from, n == NEXT_STAGE ? PREVIOUS_STAGE : NEXT_STAGE, i);
             check_same_bytes("message", values(y), values(expected),
                              (size_t)(ROWS * COLS) * sizeof(double));

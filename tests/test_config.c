@@ -1,6 +1,6 @@
-/* model/config: values, overrides, OLMo's spellings, Hugging Face folders. The resolved text and
- * the texts about the keys: test_config_text.c; mistakes and their messages:
- * test_config_errors.c. */
+/* model/config: values, overrides, OLMo's spellings, Hugging Face folders. test_config_text.c tests
+ * the written text and the texts about keys; test_config_errors.c tests mistakes and their
+ * messages. */
 #include "kernels/kernels.h"
 #include "model/formats/hf.h"
 #include "model/keys/config_keys.h"
@@ -24,7 +24,7 @@ TEST(test_defaults)
     const ModelConfig *m = &c->model;
     assert_int_equal(m->n_kv_heads, 4);
     assert_int_equal(m->head_dim, 16);
-    assert_int_equal(m->mlp_width, 128); /* mlp_ratio 4 counts both halves */
+    assert_int_equal(m->mlp_width, 128); /* mlp_ratio 4 is the width of gate and up together */
     assert_int_equal(m->embedding_size, 128);
     assert_int_equal(m->eos_token_id, 99);
     assert_int_equal(m->pad_token_id, -1);
@@ -59,7 +59,7 @@ TEST(test_values)
     assert_true(c->max_duration.tokens == 2000000000000 && c->max_duration.steps == 0 &&
                 c->stop_at.steps == 1000);
     assert_true(c->optimizer.beta1 == 0 && c->optimizer.beta2 == 0.5 && c->optimizer.eps == 1e-8);
-    /* an override of a section keeps its other keys */
+    /* an override of a section keeps the section's other keys */
     assert_true(c->optimizer.lr == 1e-3);
     assert_true(c->save_overwrite && c->data.files.num_paths == 1);
     assert_string_equal(c->data.files.paths[0], "b.npy");
@@ -73,7 +73,7 @@ TEST(test_values)
     assert_string_equal(c->data.files.paths[1], "y z");
     config_free(c);
 
-    /* sums of many gradients are F32 unless BF16 is requested */
+    /* gradients of many micro-batches are summed in F32 unless BF16 is requested */
     c = try_load(1, "--recipe=coat", "--global_train_batch_size=256",
                  "--device_train_microbatch_size=2", NULL);
     assert_int_equal(c->recipe.grads.dtype, BF16);
@@ -82,7 +82,7 @@ TEST(test_values)
                  "--device_train_microbatch_size=2", NULL);
     assert_int_equal(c->recipe.grads.dtype, F32);
     config_free(c);
-    /* of ranks, too; two micro-batches of each */
+    /* the same for many ranks; each rank has two micro-batches */
     for (int ranks = 128; ranks <= 256; ranks += 128) {
         char size[64];
         snprintf(size, sizeof size, "--global_train_batch_size=%d", 2 * ranks);
@@ -113,13 +113,13 @@ TEST(test_values)
     assert_true(c->model.layer_types.count == 0 && layer_slides(&c->model, 0) &&
                 layer_slides(&c->model, 1));
     config_free(c);
-    /* the default type, as in files without one */
+    /* the default type, as for files without a type */
     c = try_load(1, "--model.rope_scaling.factor=8", NULL, NULL, NULL);
     assert_true(c->model.rope_scaling.type == ROPE_LLAMA3);
     config_free(c);
 
-    /* 40 tokens per step are 8 sequences of 5: 2.5 steps are rounded to 3, for a warmup of 1 and a
-     * decay of 2 */
+    /* 40 tokens per step are 8 sequences of 5 tokens. 2.5 steps are rounded to 3, for a warmup of 1
+     * and a decay of 2. */
     c = try_load(1, "--model.max_sequence_length=5", "--max_duration=100T",
                  "--scheduler={name: wsd, t_warmup: 1, t_decay: 2}", NULL);
     assert_true(c->scheduler.name == WSD && c->scheduler.t_decay == 2);
@@ -152,7 +152,7 @@ TEST(test_datasets_and_formats)
     config_free(c);
 }
 
-/* OLMo's should_checkpoint_block (olmo/model.py): block i % n == 0, or != 0. */
+/* OLMo's should_checkpoint_block (olmo/model.py): block i % n == 0, or block i % n != 0. */
 TEST(test_recompute)
 {
     static const struct {
@@ -182,7 +182,7 @@ TEST(test_recompute)
     try_contains(text, "activations.recompute (activations.keep is block: all blocks recompute)");
 }
 
-/* A recipe is changed exactly if one of its columns has another value than its row. */
+/* A recipe counts as changed exactly if one of its formats differs from its row. */
 TEST(test_changed_recipe)
 {
     static const char *const formats[] = { "f32", "bf16", "e5m2" };
@@ -280,8 +280,8 @@ TEST(test_home)
     config_free(c);
 }
 
-/* Validation sets are packed like the training data by default, and a run's own file has all
- * settings. */
+/* By default, validation sets are packed like the training data, and the config.yaml of a run has
+ * all settings. */
 TEST(test_packing)
 {
     try_write(try_path, try_complete);
@@ -310,7 +310,7 @@ TEST(test_packing)
                  "data.generate_doc_lengths=false best_fit");
     try_accepted("--data.generate_attention_mask=true",
                  "--model={pad_token_id: 7, eos_token_id: 7}", "data.generate_attention_mask 7");
-    /* nothing needs documents */
+    /* no other setting needs documents */
     c = try_load(1, "--data.document_boundaries=metadata", NULL, NULL, NULL);
     assert_int_equal(c->data.files.boundaries, BOUNDARIES_EOS);
     config_free(c);
@@ -339,7 +339,7 @@ TEST(test_published)
     config_free(c);
 }
 
-/* One warning names settings without effect. */
+/* A single warning names all settings that have no effect. */
 TEST(test_warning)
 {
     char message[8192];
@@ -359,7 +359,7 @@ TEST(test_warning)
         try_accepted(idle[i].a, idle[i].b, idle[i].names);
     }
     try_accepted(NULL, NULL, "");
-    /* 9.5 steps of 8 x 64 tokens are 10 */
+    /* 9.5 steps of 8 x 64 tokens become 10 */
     try_accepted("--model.max_sequence_length=64", "--max_duration=4864T", "");
     try_accepted("--model.max_sequence_length=64", "--max_duration=4608T",
                  "scheduler.t_warmup 10 9");
@@ -414,7 +414,7 @@ TEST(test_hf)
     hf_read(&read, try_folder);
     assert_true(read.norm.kind == LAYER_NORM && !read.norm_affine && read.clip_qkv == 8 &&
                 read.rope_theta == 10000);
-    assert_int_equal(read.eos_token_id, -1); /* outside the vocabulary */
+    assert_int_equal(read.eos_token_id, -1); /* outside of the vocabulary */
     try_write_hf("{\"architectures\": [\"Olmo2ForCausalLM\"], \"hidden_size\": 64, "
                  "\"num_hidden_layers\": 1, "
                  "\"num_attention_heads\": 4, \"intermediate_size\": 96, \"vocab_size\": 90, "

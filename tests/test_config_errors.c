@@ -1,4 +1,4 @@
-/* Every kind of mistake in a configuration: the message names the place, what was found and what
+/* Mistakes of every kind in a configuration: the message names the place, what was found and what
  * was expected. */
 #include "model/config/check_tensor_ranks.h"
 #include "tests/test.h"
@@ -14,8 +14,8 @@
 
 /* ---- mistakes -------------------------------------------------------------------------------- */
 
-/* A line of `base` (NULL: a line at the end), its replacement, and names in the message: the key,
- * what was found, what was expected. */
+/* A line of `base` (NULL: a line at the end), its replacement, and texts that the message must
+ * contain: the key, what was found, what was expected. */
 typedef struct {
     const char *line, *with, *names;
 } Mistake;
@@ -131,7 +131,7 @@ TEST(test_unsupported)
     CHECK_MISTAKES(list);
 }
 
-/* Keys of OLMo and COAT: the message names the script that converts their files. */
+/* Keys of OLMo and COAT: the message names the script that converts files of these programs. */
 TEST(test_foreign)
 {
     static const Mistake list[] = {
@@ -182,8 +182,7 @@ TEST(test_combinations)
     CHECK_MISTAKES(list);
 }
 
-/* Mistakes that take two lines or an argument. */
-/* Arguments that are refused with a complete file, and names in the message. */
+/* Arguments that are refused with a complete file, and texts that the message must contain. */
 typedef struct {
     int world;
     const char *a, *b, *names;
@@ -296,7 +295,7 @@ TEST(test_arguments)
     refuse_all(list, sizeof list / sizeof *list);
 }
 
-/* How ranks are divided into replicas, shards, and ranks that share sequences. */
+/* The division of ranks into replicas, shards and context ranks. */
 TEST(test_groups)
 {
     static const Refused list[] = {
@@ -332,7 +331,7 @@ TEST(test_groups)
     refuse_all(list, sizeof list / sizeof *list);
 }
 
-/* Parts of a matrix without whole blocks of NF4. */
+/* A matrix of NF4 whose tensors have no whole blocks. */
 TEST(test_parts_of_nf4)
 {
     Config c;
@@ -348,7 +347,7 @@ TEST(test_parts_of_nf4)
     assert_null(check_tensor_ranks_refusal(&c, 2));
 }
 
-/* Ranks that compute layers together, and stages. */
+/* Tensor ranks and pipeline stages. */
 TEST(test_layers_and_stages)
 {
     static const Refused list[] = {
@@ -482,7 +481,7 @@ TEST(test_hf_refused)
     try_refused("--load_path=/nowhere", NULL, "load_path /nowhere");
 }
 
-/* The folder that a run started from is needed only if there is no checkpoint to continue from. */
+/* A run needs the folder it started from only if there is no checkpoint to continue from. */
 TEST(test_hf_gone)
 {
     char place[128], name[128];

@@ -1,6 +1,6 @@
 /* config.json: each class in each spelling, from the file through a run's configuration to the file
- * that the run saves; and refusals, with the file, the key, what was found and what was
- * expected. */
+ * that the run saves. Also refusals; the message names the file, the key, what was found and what
+ * was expected. */
 #include "model/formats/hf.h"
 #include "tests/test.h"
 #include "tests/try_config.h"
@@ -28,7 +28,7 @@
 #define SMOLLM3 SIZES("SmolLM3ForCausalLM", 4)
 #define OLMO3 SIZES("Olmo3ForCausalLM", 8)
 
-/* Sliding and full blocks, as letters: s and f. */
+/* The blocks as letters: s is sliding, f is full attention. */
 typedef struct {
     const char *json, *blocks;
     int kv_heads, head_dim, window;
@@ -130,7 +130,7 @@ static bool same_value(const json_t *a, const json_t *b)
                                                   : json_equal(a, b);
 }
 
-/* Common keys are equal, except a window that no block uses, which a class may store
+/* The keys that both have are equal, except a window that no block uses, which a class may store
  * differently. */
 static void check_written(const Case *k, const json_t *was, json_t *now)
 {
@@ -150,8 +150,8 @@ static void check_written(const Case *k, const json_t *was, json_t *now)
     assert_true(common >= 8);
 }
 
-/* config.json -> run -> config.json: the same class, the same values; and the run's own text gives
- * the same model. */
+/* config.json -> run -> config.json gives the same class and the same values. The run's own text
+ * gives the same model. */
 TEST(test_round_trip)
 {
     for (int i = 0; i < CASES; i++) {
@@ -181,8 +181,8 @@ TEST(test_round_trip)
     }
 }
 
-/* Without architectures, as in a configuration saved without a model, model_type gives the
- * class. */
+/* Without `architectures`, as in a configuration that was saved without a model, model_type gives
+ * the class. */
 TEST(test_model_type)
 {
     for (int i = 0; i < CASES; i++) {
@@ -198,9 +198,9 @@ TEST(test_model_type)
     }
 }
 
-/* transformers 4 and 5 read the same from the written file: 4 reads rope_theta and rope_scaling; 5
- * reads them too, but uses rope_theta for blocks of full attention only if rope_parameters do not
- * have it for both. */
+/* transformers 4 and 5 read the same model from the written file. Version 4 reads rope_theta and
+ * rope_scaling. Version 5 reads them, too, but uses rope_theta for blocks of full attention only if
+ * rope_parameters does not have it for both kinds of blocks. */
 TEST(test_both_spellings)
 {
     Config *c = load_case(OLMO3 ", \"rope_theta\": 7e5, \"rope_scaling\": {" YARN "}");
@@ -213,7 +213,7 @@ TEST(test_both_spellings)
     assert_string_equal(json_string_value(json_object_get(sliding, "rope_type")), "default");
     json_object_del(full, "rope_theta");
     assert_true(json_equal(full, json_object_get(j, "rope_scaling")));
-    /* no attention_factor: it follows from the factor */
+    /* without attention_factor, which then follows from the factor */
     assert_int_equal(json_object_size(full), 5);
     assert_int_equal(json_array_size(json_object_get(j, "layer_types")), 8);
     json_decref(j);
@@ -221,13 +221,13 @@ TEST(test_both_spellings)
 
     c = load_case(OLMO3 ", \"layer_types\": [" FULL4 ", " FULL4 "]");
     j = hf_config(&c->model, BF16);
-    /* transformers 5 takes no null here */
+    /* transformers 5 does not accept null here */
     assert_true(json_is_integer(json_object_get(j, "sliding_window")));
     json_decref(j);
     config_free(c);
 }
 
-/* The interval that no_rope_layers means; and what is written means the same, with the list and
+/* The interval that no_rope_layers means. The written file means the same, with the list and
  * without it. */
 TEST(test_no_rope)
 {
@@ -263,8 +263,8 @@ TEST(test_no_rope)
     }
 }
 
-/* A setting that changes a loaded model: the class stays if it computes the result, else another
- * class is found or none. */
+/* A setting that changes a loaded model: the class stays if it can compute the changed model; else
+ * another class or no class is found. */
 TEST(test_changed)
 {
     config_free(load_case(MISTRAL ", \"sliding_window\": 7"));
@@ -375,7 +375,7 @@ TEST(test_rope_refused)
     refuse_all(list, sizeof list / sizeof *list);
 }
 
-/* Keys of classes: windows, layers, and heads whose number they give. */
+/* Keys of single classes: windows, layers, and heads whose number the keys give. */
 TEST(test_classes_refused)
 {
     static const Refused list[] = {
@@ -405,7 +405,7 @@ TEST(test_classes_refused)
     refuse_all(list, sizeof list / sizeof *list);
 }
 
-/* Ids beyond the vocabulary are not used. */
+/* Token ids beyond the vocabulary are not used. */
 TEST(test_ids)
 {
     char message[8192];

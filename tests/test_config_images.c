@@ -1,4 +1,5 @@
-/* Keys of models with images and of their data: read, written and read again, and every refusal. */
+/* Keys of models with images and of their data: each is read, written, and read again. Also every
+ * refusal. */
 #include "model/formats/adapter.h"
 #include "model/shape/architecture.h"
 #include "tests/test.h"
@@ -11,7 +12,7 @@
 #define SEEING "  image_feature_size: 24\n  image_tokens: 4\n  image_token_id: 7\n"
 #define DATA "  image_paths: [a.index]\n  image_features: features\n"
 
-/* A complete file with more keys of the model, of the data, and at its end. */
+/* A complete file with further keys of the model and of the data, and further text at its end. */
 static void write_file(const char *model, const char *data, const char *more)
 {
     char text[2048];
@@ -93,7 +94,7 @@ TEST(test_refused)
         { "  image_feature_size: 24\n  image_tokens: 4\n", "", "",
           "model.image_feature_size needs model.image_token_id" },
         { "  image_feature_size: 20\n  image_tokens: 4\n  image_token_id: 7\n", "", "",
-          "20 is no multiple of 8" },
+          "20 is not a multiple of 8" },
         { "  image_feature_size: 24\n  image_tokens: 4\n  image_token_id: 100\n", "", "",
           "model.image_token_id 100 is beyond the vocabulary: model.vocab_size is 100" },
         { SEEING "  norm_after: true\n  attention_layer_norm: true\n", "", "",
@@ -160,7 +161,7 @@ TEST(test_refused)
 
 #define GOLDEN "--load_path=tests/golden/"
 
-/* The model is that of load_path. */
+/* load_path defines the model. */
 static void write_run(void)
 {
     try_write(try_path, "data: {paths: [a.npy]}\nmax_duration: 100\nglobal_train_batch_size: "
@@ -168,8 +169,8 @@ static void write_run(void)
                         "device_train_microbatch_size: 2\n");
 }
 
-/* PEFT's folders have a regular expression, so that the tower has no adapters; one of them saves
- * the projector. */
+/* PEFT's folders have a regular expression, so that the tower has no adapters. One of the folders
+ * also saves the projector. */
 TEST(test_adapters_read)
 {
     write_run();
@@ -216,7 +217,7 @@ TEST(test_adapters_written)
     check_written("--lora.projector=false", false);
 }
 
-/* Adapters of the tower, and other modules that are trained whole. */
+/* Refused: adapters of the tower, and other modules that are trained whole. */
 TEST(test_adapters_refused)
 {
     static const struct {

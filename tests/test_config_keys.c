@@ -1,7 +1,7 @@
-/* Every key that transformers declares or reads for the classes of architecture.c, by
- * tests/golden/config_keys.json: a key that changes the model there gives another model here or is
- * refused by name, one that changes nothing there changes nothing here, and declared keys are
- * known. And the defaults of transformers for missing keys. */
+/* Tries every key that transformers declares or reads for the classes of architecture.c, as
+ * recorded in tests/golden/config_keys.json. A key that changes the model in transformers must
+ * change the model here, or be refused by name. A key that changes nothing there must change
+ * nothing here. Declared keys must be known. Missing keys must get the defaults of transformers. */
 #include "model/formats/hf.h"
 #include "model/formats/hf_keys.h"
 #include "tests/test.h"
@@ -17,7 +17,7 @@
 typedef enum { SAME, OTHER, DIED } Outcome;
 
 static json_t *golden;
-static const char *where; /* version, class, key: for messages */
+static const char *where; /* version, class and key, for messages */
 
 static void write_config(json_t *config)
 {
@@ -35,7 +35,8 @@ static ModelConfig *read_config(json_t *config)
     return m;
 }
 
-/* Reads it in another process; returns its messages, and whether the result is the model `base`. */
+/* Reads the config in another process. Returns the process's messages, and whether the result is
+ * the model `base`. */
 static Outcome try_reading(const ModelConfig *base, json_t *config, char *said, size_t size)
 {
     int tube[2], status;
@@ -61,8 +62,8 @@ static Outcome try_reading(const ModelConfig *base, json_t *config, char *said, 
     return DIED;
 }
 
-/* k: the row; NULL: none. says: its value is not null or false, which would mean that the feature
- * is absent. */
+/* k: the row of the key; NULL: there is none. says: the value is neither null nor false, so the
+ * feature is present. */
 static void check_key(const HfKey *k, const char *key, bool declared, bool says, const char *effect,
                       Outcome outcome, const char *said)
 {
@@ -86,7 +87,7 @@ static void check_key(const HfKey *k, const char *key, bool declared, bool says,
         fail_msg("%s: it changes nothing in transformers", where);
 }
 
-/* Whether an earlier version has the same for this key. */
+/* Whether an earlier version has the same record for this key. */
 static bool is_known(const Architecture *a, const char *part, const char *key, const json_t *row,
                      const json_t *of_class)
 {
@@ -103,7 +104,8 @@ static bool is_known(const Architecture *a, const char *part, const char *key, c
     return false;
 }
 
-/* Tries each key of this part in `base`; at: in this object of it, NULL: in `base` itself. */
+/* Tries each key of `part` in `base`. at: the object of `base` that has the keys; NULL: `base`
+ * itself. */
 static int try_keys(const Architecture *a, json_t *of_class, const char *part, json_t *base,
                     const char *at)
 {
@@ -171,8 +173,8 @@ TEST(test_every_key)
     assert_true(for_each(check_class) > 1200);
 }
 
-/* Without the key the model is that with the key's default: null or a number of transformers. If
- * versions differ, as for rope_theta of OLMo-3, the latest counts. */
+/* Without the key, the model equals the model with the key's default: null, or a number of
+ * transformers. If versions differ, as for rope_theta of OLMo-3, the latest version counts. */
 static int check_defaults(const Architecture *a, json_t *c)
 {
     static const char sizes[] =

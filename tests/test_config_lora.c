@@ -1,5 +1,5 @@
-/* Adapters in the configuration: every key, every refusal; folders of adapters, PEFT's and ours, as
- * load_path; and the adapter_config.json that is written. */
+/* Adapters in the configuration: every key and every refusal; folders of adapters from PEFT and
+ * from this program as load_path; and the written adapter_config.json. */
 #include <stddef.h>
 #include <jansson.h>
 #include <math.h>
@@ -13,9 +13,9 @@
 #include "tests/test.h"
 #include "tests/try_config.h"
 
-/* A model of 2 blocks, with half as many heads for keys and values. */
+/* A model of 2 blocks with half as many key/value heads as query heads. */
 #define BASE "{" TRY_LLAMA ", \"num_key_value_heads\": 2}"
-/* The output of PEFT 0.21, shortened; `more` comes last, so that its keys take precedence. */
+/* The output of PEFT 0.21, shortened. `more` is at the end, so that its keys take precedence. */
 #define PEFT(more) \
     "{\"alpha_pattern\": {}, \"auto_mapping\": null, \"bias\": \"none\", \"exclude_modules\": " \
     "null, " \
@@ -55,7 +55,8 @@ static int begin(void **state)
     return status;
 }
 
-/* Loads the file without a model section; text: its written form gives the same again. */
+/* Loads the file without a model section. text: also checks that the written form gives the same
+ * configuration. */
 static Config *load(const char *a, const char *b, const char *c, const char *d)
 {
     char saved[sizeof try_path];
@@ -76,7 +77,7 @@ static Config *load(const char *a, const char *b, const char *c, const char *d)
     return config;
 }
 
-/* `letters`: those of q k v o g u d with an adapter. */
+/* `letters` name the matrices with an adapter: q k v o g u d. */
 static void check_targets(const Lora *l, const char *letters)
 {
     for (int k = 0; k < NUM_LORA_MODULES; k++)
@@ -130,7 +131,7 @@ TEST(test_keys)
     }
 }
 
-/* bf16 is a format of frozen weights; without adapters it has no effect. */
+/* bf16 is a format of frozen weights; it has no effect without adapters. */
 TEST(test_base)
 {
     Config *c = load(load_base, "--lora.rank=2", "--recipe=f32", NULL);
@@ -164,7 +165,7 @@ TEST(test_base)
     try_accepted(load_base, "--lora={use_rslora: false, target_modules: all-linear}", "");
 }
 
-/* For a folder saved in 4 bits by bitsandbytes, adapters need no such setting. */
+/* Adapters on a folder that bitsandbytes saved in 4 bits do not need lora.base. */
 TEST(test_quantized)
 {
     static const struct {
@@ -229,7 +230,7 @@ TEST(test_refused)
                      "--lora.modules_to_save=null", NULL));
 }
 
-/* Settings that contradict adapters, or leave them without a base. */
+/* Settings that contradict adapters, or leave adapters without a base. */
 TEST(test_together)
 {
     char message[4096], both[256], saved[sizeof try_path];
@@ -295,7 +296,8 @@ TEST(test_peft_folders)
     try_accepted(load_adapter, NULL, "lora_dropout 0.1");
 }
 
-/* The base is elsewhere; if its name is on the hub, or missing, its path must be given. */
+/* The base is elsewhere. If it has the name of a model on the Hub, or no name, its path must be
+ * given. */
 TEST(test_where_the_base_is)
 {
     char other[160], missing[160];
@@ -383,7 +385,7 @@ TEST(test_peft_refused)
     try_names(message, "lora.rank 40 32 v_proj 64 --export");
 }
 
-/* Settings with a folder of adapters may only repeat its values; and the folder must be
+/* Next to a folder of adapters, settings may only repeat the folder's values. The folder must be
  * complete. */
 TEST(test_contradicted)
 {
@@ -431,7 +433,8 @@ static void save_step(void)
     config_free(c);
 }
 
-/* Adapters saved by a run have the settings of their training, and a resume needs no others. */
+/* Adapters that a run saved have the settings of their training, and a resume needs no other
+ * settings. */
 TEST(test_ours)
 {
     save_step();
@@ -473,7 +476,7 @@ TEST(test_ours)
     try_refused(load_adapter, beside_run, "/run save_folder --lora.base_path=");
 }
 
-/* A run of the whole model cannot be continued with adapters. */
+/* A run that trains the whole model cannot continue with adapters. */
 TEST(test_other_run)
 {
     char command[512], saved[sizeof try_path];
@@ -490,7 +493,7 @@ TEST(test_other_run)
     strcpy(try_path, saved);
 }
 
-/* Without a file a run has the learning rate for adapters. */
+/* Without a configuration file, a run has the learning rate for adapters. */
 TEST(test_rate)
 {
     char saved[sizeof try_path];

@@ -1,6 +1,6 @@
-/* Keys by another name: the same configuration, in files and on the command line, with one warning
- * if the name is of an earlier version; two names of a key are an error. Saved runs of earlier
- * versions: test_verify.c and test_load_folder.c. */
+/* Keys by another name give the same configuration, in files and on the command line, with one
+ * warning if the name is from an earlier version. Both names of one key are an error. test_verify.c
+ * and test_load_folder.c test saved runs of earlier versions. */
 #include "tests/test.h"
 #include "tests/try_config.h"
 
@@ -10,7 +10,8 @@
 
 #include "kernels/runtime/error.h"
 
-/* changed: a value other than that of try_complete; value: another one. with: needed for both. */
+/* changed: a value that differs from the value in try_complete; value: another such value. with:
+ * text that both need. */
 static const struct {
     const char *other, *name, *value, *changed, *with;
     int world;
@@ -51,7 +52,8 @@ static const struct {
 };
 enum { COUNT = sizeof list / sizeof list[0] };
 
-/* The key in its section, without it, and the length of the section's name; 0: none. */
+/* Returns the key without its section, and the length of the section's name; 0: the key is in no
+ * section. */
 static const char *key_in(const char *name, int *section)
 {
     const char *dot = strchr(name, '.');
@@ -66,14 +68,15 @@ static char *line_of(const char *name, const char *value)
     return n ? xasprintf("%.*s: {%s: %s}", n, name, key, value) : xasprintf("%s: %s", key, value);
 }
 
-/* Writes x.yaml with `first` and `second`, which may be NULL; returns the line of the first. */
+/* Writes x.yaml with `first` and `second`, which may be NULL; returns the line number of
+ * `first`. */
 static int write_names(const char *first, const char *second, const char *value)
 {
     int n, m = -1;
     const char *key = key_in(first, &n), *other = second ? key_in(second, &m) : NULL;
     char *line, *more = second ? line_of(second, value) : xstrdup("");
     const bool within = strncmp(first, "optimizer.", strlen("optimizer.")) == 0;
-    if (within) /* the section is there */
+    if (within) /* if the section exists already */
         line = xasprintf("learning_rate: 1e-3\n  %s: %s%s%s%s%s", key, value, second ? "\n  " : "",
                          second ? other : "", second ? ": " : "", second ? value : "");
     else if (n > 0 && n == m && strncmp(first, second, (size_t)n) == 0)
@@ -104,7 +107,7 @@ static int count(const char *text, const char *part)
     return n;
 }
 
-/* Loads x.yaml with the argument, and checks that the configuration is `text`. Its only warning
+/* Loads x.yaml with the argument, and checks that the configuration is `text`. The only warning
  * about names is about list[i], if that is a name of earlier versions. */
 static void check_same(int i, const char *argument, const char *text)
 {
@@ -148,7 +151,7 @@ TEST(test_same)
     }
 }
 
-/* The command line replaces the file's value, whatever each of both calls the key. */
+/* The command line overrides the file, whatever name the key has in each. */
 TEST(test_override)
 {
     for (int i = 0; i < COUNT; i++)
@@ -166,7 +169,7 @@ TEST(test_override)
         }
 }
 
-/* Both names in the file, or both on the command line. */
+/* Both names are in the file, or both on the command line. */
 TEST(test_both)
 {
     for (int i = 0; i < COUNT; i++) {
@@ -190,8 +193,8 @@ TEST(test_both)
     }
 }
 
-/* A section of earlier versions may be empty; a key that it never had is an error, which names the
- * present section. */
+/* A section of earlier versions may be empty. A key that the section never had is an error, which
+ * names the present section. */
 TEST(test_section)
 {
     static const char *const empty[] = { "host:", "host: {}", "host: null", "format:" };
@@ -221,7 +224,7 @@ TEST(test_section)
     assert_int_equal(strncmp(said, "  format.", strlen("  format.")), 0);
 }
 
-/* OLMo-core's skip_step is a truth value, spikes a word. */
+/* OLMo-core's skip_step is true or false; spikes is a word. */
 TEST(test_skip_step)
 {
     static const struct {
@@ -266,7 +269,7 @@ TEST(test_half)
     try_refused("--model.intermediate_size=100", NULL, "model.intermediate_size 100 16 96 112");
     try_refused("--model.intermediate_size=1073741824", NULL,
                 "model.intermediate_size 1073741823 1073741824");
-    try_write_hf("{" TRY_LLAMA "}"); /* of 96 */
+    try_write_hf("{" TRY_LLAMA "}"); /* half of 96 */
     char *from = xasprintf("--load_path=%s", try_folder);
     c = try_load(1, from, "--model.intermediate_size=112", NULL, NULL);
     assert_int_equal(c->model.mlp_width, 112);
@@ -274,7 +277,7 @@ TEST(test_half)
     free(from);
 }
 
-/* Saved configurations list all columns of a recipe, most as null, which needs no warning. */
+/* Saved configurations list all formats of a recipe, most as null, which needs no warning. */
 TEST(test_null)
 {
     char said[8192];
@@ -288,7 +291,7 @@ TEST(test_null)
     config_free(c);
 }
 
-/* torchtitan's -1: all ranks, or those that the replicas leave. */
+/* torchtitan's -1 means all ranks, or the ranks that the replicas leave. */
 TEST(test_left)
 {
     static const struct {
@@ -313,8 +316,8 @@ TEST(test_left)
         try_printed(said, sizeof said, 2, 4, "--parallelism.context_parallel_degree=-1", NULL));
 }
 
-/* The file of a run of an earlier version, or of a checkpoint, has its names: nothing is
- * printed. */
+/* The configuration of a run or checkpoint of an earlier version has the names of that version: no
+ * warning is printed. */
 TEST(test_own_file)
 {
     static const char *const signs[] = { "trainer.json", "metrics.jsonl" };
@@ -337,7 +340,7 @@ TEST(test_own_file)
     strcpy(try_path, saved);
 }
 
-/* PEFT's name of a key that has one value. */
+/* PEFT's name of a key that allows only one value. */
 TEST(test_dropout)
 {
     try_write(try_path, try_complete);
@@ -345,7 +348,7 @@ TEST(test_dropout)
     try_refused("--lora.lora_dropout=0.1", NULL, "lora.dropout 0.1");
 }
 
-/* --help of the other name explains the key, and every key of the list is in the table. */
+/* --help of the other name explains the key. Every key of the list is in the table. */
 TEST(test_help)
 {
     char said[8192];

@@ -1,5 +1,5 @@
 /* model/config as text: the written form of a configuration, the shipped files, the table of keys,
- * and the help and README made from it. */
+ * and the help texts and README that are made from the table. */
 #include "kernels/kernels.h"
 #include "kernels/random.h"
 #include "kernels/runtime/version.h"
@@ -72,8 +72,8 @@ TEST(test_reload)
                           NULL, NULL, NULL));
 }
 
-/* Names, labels and paths with characters that have a meaning in YAML, or need escapes: each is
- * read back unchanged. */
+/* Names, labels and paths with characters that have a meaning in YAML or need escapes are read back
+ * unchanged. */
 TEST(test_reload_texts)
 {
     static const char *const pieces[] = {
@@ -175,8 +175,8 @@ static void replace(char **text, const char *from, const char *to)
     *text = all;
 }
 
-/* The file of a run of an earlier version (tests/configs/README.md), in the folder of a checkpoint:
- * it has that version's names. */
+/* The config.yaml of an earlier version (tests/configs/README.md), in the folder of a checkpoint:
+ * it has the names of that version. */
 TEST(test_reload_old)
 {
     static const char *const names[][2] = {
@@ -218,8 +218,8 @@ TEST(test_reload_old)
     free(text);
 }
 
-/* A run's own file with another recipe or seed: derived values follow the new one, the rest
- * stays. */
+/* The config.yaml of a run with another recipe or seed: derived values follow the new one, all
+ * other values stay. */
 TEST(test_reload_changed)
 {
     try_write(try_path, try_complete);
@@ -248,7 +248,8 @@ static bool has(const char *path, const char *key)
     "\"image_feature_size\": 48, \"image_seq_length\": 4, " \
     "\"text_config\": {\"model_type\": \"llama\", \"eos_token_id\": 2, " TRY_LLAMA "}}"
 
-/* The shipped files and their texts; those that start from a published model get one. */
+/* The shipped files and their written texts. Files that start from a published model get a
+ * model. */
 TEST(test_shipped)
 {
     glob_t files;
@@ -317,7 +318,7 @@ TEST(test_help)
     strcpy(try_path, "--help=tokenizer");
     assert_true(try_printed(text, sizeof text, 1, 1, NULL, NULL));
     try_names(text, "tokenizer:");
-    /* some are keys of a run, too */
+    /* some options of modes are also keys of a run */
     for (const ConfigKey *k = export_options_keys; k->name; k++) {
         snprintf(try_path, sizeof try_path, "--help=%s", k->name);
         assert_true(try_printed(text, sizeof text, 1, 1, NULL, NULL));
@@ -335,7 +336,7 @@ TEST(test_help)
     strcpy(try_path, saved);
 }
 
-/* Every mode has a section, in this order, with its options. */
+/* Every mode has a section with its options, in this order. */
 TEST(test_help_sections)
 {
     static const char *const parts[] = {
@@ -370,7 +371,7 @@ TEST(test_help_sections)
             fail_msg("not there, or earlier: %s", parts[i]);
 }
 
-/* Keys that earlier versions had, and other names. */
+/* Keys of earlier versions, and other names. */
 TEST(test_help_removed)
 {
     static const struct {
@@ -397,7 +398,7 @@ TEST(test_help_removed)
     }
 }
 
-/* What bash completes after these words; NULL: nothing of ours, as for names of files. */
+/* What bash completes after these words; NULL: nothing, so bash completes file names. */
 static void check_completion(const char *words, const char *expected)
 {
     char *command = xasprintf("bash -c '. %s/completion; COMP_WORDS=(./train %s); "
@@ -461,7 +462,7 @@ TEST(test_help_unknown)
     strcpy(try_path, saved);
 }
 
-/* The changes that a dry run prints at its start. */
+/* The changes that a dry run prints first. */
 TEST(test_changes)
 {
     try_write(try_path, try_complete);
@@ -505,7 +506,7 @@ TEST(test_shipped_warmup)
     strcpy(try_path, saved);
 }
 
-/* configs/README.md ends with the table. */
+/* configs/README.md ends with the table of keys. */
 TEST(test_readme)
 {
     char *table = NULL, *readme = NULL;

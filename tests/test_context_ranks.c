@@ -1,25 +1,27 @@
-/* Ranks that share sequences compute what one rank computes: losses of tokens, gradients and their
- * norm in f32, and, if they share the maxima of FP8 operands, the bits of all losses in FP8. On 1,
- * 2 and 4 ranks. */
+/* Context ranks compute what one rank computes: in f32, the losses of tokens, the gradients and
+ * their norm, within rounding. In FP8, if the ranks share the maxima of operands, the losses are
+ * the same bit for bit. On 1, 2 and 4 ranks. */
 #include "model/parallel/context_work.h"
 #include "tests/test.h"
 #include "tests/ranks_parts.h"
 
-/* The rows of a micro-batch are those of no weight, whichever number of ranks shares them. NOTE:
- * with AVX-512 OpenBLAS has another kernel for products by a transposed matrix with up to 1,200
- * results. No rank has so few: RANK * MICRO * T / 4 are more. */
+/* No weight has as many rows as a micro-batch, on any number of ranks, so operands of activations
+ * and weights are told apart. NOTE: with AVX-512, OpenBLAS has another kernel for products with a
+ * transposed matrix of up to 1,200 results. No rank has so few: each has at least RANK MICRO T /
+ * 4. */
 enum { T = 96, RANK = 26, TOKENS = SEQUENCES * T };
 
 /* ---- documents that are exchanged though they lie in one rank's part ------------------------- */
 
-static int stays = 2; /* every second of those that could stay does; 1: all do */
+/* 2: every second document that may skip the exchange does; 1: every such document does */
+static int stays = 2;
 static bool has_window;
 
 int __wrap_context_leave_out(OwnDocument *d, int count, ContextWork *work);
 
-/* All tokens of a rank's part are in documents of its own, or exchanged in any case. At most one
- * document is exchanged at each border of two parts, and n documents of t tokens in all have at
- * least t^2 / 2n pairs. */
+/* Each token of a rank is either exchanged or in a document of this rank. At most one document
+ * crosses each border between two ranks, and n documents with t tokens in total have at least t^2 /
+ * 2n pairs. */
 static void check_work(const OwnDocument *d, int count, const ContextWork *w)
 {
     double exchanged = 0;
@@ -42,7 +44,7 @@ static void check_work(const OwnDocument *d, int count, const ContextWork *w)
 
 int __wrap_context_leave_out(OwnDocument *d, int count, ContextWork *work)
 {
-    if (work->exchanged[0] > 0 || count > 0) /* else there are no documents */
+    if (work->exchanged[0] > 0 || count > 0) /* otherwise there are no documents */
         check_work(d, count, work);
     for (int i = 0; i * stays < count; i++)
         d[i] = d[i * stays];
@@ -51,7 +53,7 @@ int __wrap_context_leave_out(OwnDocument *d, int count, ContextWork *work)
 
 /* ---- comparisons ----------------------------------------------------------------------------- */
 
-/* Each of 4 ranks can have the same number of heads. 2 or 4 ranks share a key head, or none do. */
+/* All of 4 ranks can have the same number of heads. 2 or 4 ranks share a key head, or none do. */
 static ModelConfig model_of(const Case *k)
 {
     ModelConfig m = architecture(k->model);
@@ -74,10 +76,10 @@ static void check_all(const Case *k, double loss, double grads)
         check_parts(k, model_of(k), ways, count, (Bounds){ loss, grads }, false);
 }
 
-/* A GPU's tensor cores round sums in F32 towards zero [Fasi et al. 2021, "Numerical behavior of
- * NVIDIA tensor cores"]. There the gradient of a key head is a sum of three products (mma.cuh) for
- * each eight queries of each query head that reads it, so another order of query heads may change
- * it by 2^-24 of each partial sum. Other sums have the same order on all ranks. */
+/* The tensor cores of a GPU round F32 sums towards zero [Fasi et al. 2021, "Numerical behavior of
+ * NVIDIA tensor cores"]. There, the gradient of a key head is a sum of three products (mma.cuh) for
+ * each eight queries of each query head that reads it. So another order of query heads may change
+ * the gradient by 2^-24 of each partial sum. All other sums have the same order on all ranks. */
 static void check_f32(const Case *k)
 {
     const ModelConfig m = model_of(k);
@@ -96,7 +98,7 @@ TEST(test_f32)
         }
 }
 
-/* All documents stay in one rank's part, or none does. */
+/* Every document lies on one rank, or none does. */
 TEST(test_documents)
 {
     stays = 1;
@@ -108,7 +110,7 @@ TEST(test_documents)
     stays = 2;
 }
 
-/* Blocks that are run again, and attention that stays. */
+/* Blocks that backward recomputes, and saved attention. */
 TEST(test_kept)
 {
     static const Keep keeps[] = { KEEP_INPUTS, KEEP_BLOCK, KEEP_ATTENTION };
@@ -117,8 +119,8 @@ TEST(test_kept)
             &(Case){ "f32", i == 1 ? OLMO2 : LLAMA_GQA, .documents = true, .keep = (int)keeps[i] });
 }
 
-/* Tokens in rank r's part of all sequences whose document has tokens in other parts too. Documents:
- * those of run_same_sequences. */
+/* Returns the number of rank r's tokens whose document also has tokens on other ranks. The
+ * documents are those of run_same_sequences. */
 static size_t tokens_that_cross(int r, int context)
 {
     const int part = T / context;
@@ -134,8 +136,8 @@ static size_t tokens_that_cross(int r, int context)
     return count;
 }
 
-/* Documents that stay are not sent. To whole sequences go q, k, v and, backward, the output's
- * gradient, q, k, v and the output; back go the output and, backward, the gradients of q, k, v. */
+/* Documents that skip the exchange are not sent. The exchange to heads has q, k and v and, in
+ * backward, dy, q, k, v and y. The exchange to tokens has y and, in backward, dq, dk and dv. */
 TEST(test_bytes)
 {
     const Case k = { "f32", LLAMA, .documents = true };
@@ -151,7 +153,7 @@ TEST(test_bytes)
             all += tokens_that_cross(r, context);
             theirs += r == own ? 0 : tokens_that_cross(r, context);
         }
-        /* K = H */
+        /* the model has K = H */
         const size_t out = (size_t)(m.n_heads / context * m.head_dim) * sizeof(float),
                      qkv = 3 * out;
         const size_t there =
@@ -165,11 +167,11 @@ TEST(test_bytes)
     stays = 2;
 }
 
-/* The sums of weight gradients are rounded to BF16 after other parts of the tokens. Ranks with the
- * same key head round their parts of its gradients first, by 2^-8: that changes the E5M2 code of
- * 2^-6 of them, as the distance of codes is 2^-2, which is sqrt(2^-6 2^-4) = 2^-5 of the tensor.
- * Gradients of the block before differ by as much, and their codes by sqrt(2^-5 2^-2): less than
- * 2^-3. */
+/* With context ranks, the sums of weight gradients are rounded to BF16 after other subsets of the
+ * tokens. Ranks that share a key head first round their parts of its gradients, by 2^-8. This
+ * changes the E5M2 code of 2^-6 of the gradients, because codes are 2^-2 apart: an error of
+ * sqrt(2^-6 2^-4) = 2^-5 of the tensor. The gradients of the preceding block differ by as much, and
+ * their codes by sqrt(2^-5 2^-2), less than 2^-3. */
 TEST(test_fp8)
 {
     static const char *const recipes[] = { "bf16", "fp8", "coat", "coat-lean" };
@@ -179,7 +181,7 @@ TEST(test_fp8)
         for (int r = 0; r < 4; r++) {
             const Case k = { recipes[r], a, a == LLAMA_GQA ? ALL_MODULES : 0, .lora_rank = RANK,
                              .documents = r % 2 };
-            /* a GEMM of experts has the rows of other tokens on each rank, so its bits differ */
+            /* on each rank, a GEMM of experts has rows of other tokens, so its bits differ */
             if ((a + r) % 2 && a != OLMOE)
                 check_all(&k, 0, r > 0 && model_of(&k).n_kv_heads < comm_size() ? 0x1p-3 : 0x1p-6);
         }

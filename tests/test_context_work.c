@@ -1,5 +1,5 @@
-/* Which documents context ranks exchange: pairs counted one by one, the time with every limit of
- * what stays, and cases whose answer is known. */
+/* Which documents context ranks exchange: counts pairs one by one, compares with the time of every
+ * other choice, and checks cases with a known answer. */
 #include <math.h>
 #include <string.h>
 
@@ -12,14 +12,14 @@
 
 enum { MOST = 10, MOST_GROUP = 4 };
 
-/* Number i of a seed's, from 0 to `below` - 1. */
+/* Returns the i-th random number of a seed, from 0 to `below` - 1. */
 static int draw(uint64_t seed, int i, int below)
 {
     return (int)(random_bits(seed, (uint64_t)i) % (uint64_t)below);
 }
 
-/* A query sees as many keys as there are up to it, or a window of them. The formula has half a key
- * less for each, but for queries with a full window. */
+/* A query attends to all keys up to its own, or to a window of them. The formula counts half a key
+ * less for each query, except for queries with a full window. */
 TEST(test_pairs)
 {
     ModelConfig m = architecture(LLAMA);
@@ -34,22 +34,22 @@ TEST(test_pairs)
     }
 }
 
-/* Llama-3-8B on two ranks. A token has 6 x 128 x (32 + 2 x 8 + 32) bytes; half of them are sent,
- * and each takes as long as 1500 operations. A pair has 7 products of 2 x 128 operations in each of
- * 32 heads. */
+/* Llama-3-8B on two ranks. A token has 6 x 128 x (32 + 2 x 8 + 32) bytes. Half of them are sent,
+ * and each byte takes as long as 1500 operations. A pair has 7 products of 2 x 128 operations in
+ * each of 32 heads. */
 TEST(test_tokens)
 {
     ModelConfig m = architecture(LLAMA);
     m.n_heads = 32, m.n_kv_heads = 8, m.head_dim = 128;
     assert_true(fabs(context_token_pairs(&m, 2) - 6 * 128 * 80 / 2 * 1500.0 / (7 * 2 * 128 * 32)) <
                 1e-9);
-    m.n_kv_heads = 1; /* each of four ranks gets it */
+    m.n_kv_heads = 1; /* each of the four ranks gets a copy of this head */
     assert_true(fabs(context_token_pairs(&m, 4) -
                      6 * 128 * 72 * 0.75 * 1500.0 / (7 * 2 * 128 * 32)) < 1e-9);
 }
 
-/* The time if on each rank documents stay, those with the fewest pairs first, as long as they have
- * at most `level` pairs together. */
+/* Returns the time if documents skip the exchange, on each rank those with the fewest pairs first,
+ * as long as their sum is at most `level` pairs. */
 static double time_at(const OwnDocument *d, int count, const ContextWork *w, double level)
 {
     double exchanged[MOST_GROUP], pairs = w->pairs, highest = 0, most = 0;
@@ -77,8 +77,7 @@ static double time_at(const OwnDocument *d, int count, const ContextWork *w, dou
     return highest + pairs / w->ranks + w->token_pairs * most;
 }
 
-/* Random documents, of which no two have the same length; a document has its length squared as
- * pairs. */
+/* Random documents of different lengths; the pairs of a document are its length squared. */
 TEST(test_least_time)
 {
     int all = 0, none = 0, some = 0;
@@ -103,7 +102,7 @@ TEST(test_least_time)
             level = fmax(level, sorted[i].level);
         for (int i = 0; i < count; i++)
             assert_int_equal(i < chosen, chosen > 0 && sorted[i].level <= level);
-        /* all levels are sums of some documents */
+        /* every level is the sum of some documents */
         for (int subset = 0; subset < 1 << count; subset++) {
             double sum = 0;
             for (int i = 0; i < count; i++)
@@ -120,7 +119,8 @@ TEST(test_least_time)
     assert_true(all > 20 && none > 20 && some > 20);
 }
 
-/* Short documents stay, a long one of one rank does not; long ones of all ranks do. */
+/* Short documents skip the exchange. A long document of a single rank does not. Long documents of
+ * all ranks do. */
 TEST(test_long_documents)
 {
     enum { LONG = 60000, SHORT = 500 };

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""scripts/convert_config.py: published configurations of other programs (tests/configs) and variants of them. ./train plans the
-converted files of COAT and OLMo as it did when it read them itself."""
+"""scripts/convert_config.py: published configurations of other programs (tests/configs), and variants of them. For the converted
+files of COAT and OLMo, ./train must make the plan that it made when it read these files itself."""
 import json, os, re, shutil, subprocess, sys, tempfile, unittest
 
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -15,7 +15,7 @@ try:
 except ImportError:
     yaml = None
 
-# Settings that recipe replaces, and what these two files are allowed to differ in.
+# Settings that the recipe replaces, and in which these two files may differ.
 REPLACED = re.compile(r"(precision|quantize_\w+\.\w+|recipe|try_load_latest_save)=.*")
 
 
@@ -37,7 +37,7 @@ class ConvertConfig(unittest.TestCase):
         return subprocess.run([sys.executable, SCRIPT, path, *more], capture_output=True, text=True)
 
     def convert(self, path, *more):
-        """The new keys, and what stderr says, which is also at the top of the file."""
+        """Returns the converted keys, and the notes on stderr, which are also at the top of the file."""
         done = self.run_script(path, *more)
         self.assertEqual(done.returncode, 0, done.stderr)
         comments = [line[2:] for line in done.stdout.split("\n\n")[0].split("\n")]
@@ -48,7 +48,7 @@ class ConvertConfig(unittest.TestCase):
         return keys_of(yaml.safe_load(done.stdout)), done.stderr
 
     def changed(self, name, change, *more):
-        """The same of a file of tests/configs whose text is changed."""
+        """Converts a file of tests/configs whose text was changed."""
         with open(os.path.join(CONFIGS, name), encoding="utf-8") as file:
             text = file.read()
         self.assertNotEqual(change(text), text)
@@ -64,14 +64,15 @@ class ConvertConfig(unittest.TestCase):
         return done.stdout
 
     def split(self, printed):
-        """The settings of a dry run, and the lines below them up to the memory plan."""
+        """Returns the settings of a dry run, and the lines from there to the memory plan."""
         settings, colon, rest = printed.partition("\nmodel: ")
         return ({word for word in re.split(r"  |\n", settings.partition("\n")[2]) if word and not REPLACED.match(word)},
                 rest.partition("memory plan")[0])
 
     def same_plan(self, name, *more):
         with open(os.path.join(CONFIGS, name), encoding="utf-8") as file:
-            settings, model = self.split(file.read().replace("  network=", "  internode_gb_per_s="))     # the name of then
+            # the earlier name of the key
+            settings, model = self.split(file.read().replace("  network=", "  internode_gb_per_s="))
         now, now_model = self.split(self.plan(*more))
         self.assertEqual(now, settings)
         self.assertEqual(now_model, model)
@@ -100,7 +101,7 @@ class ConvertConfig(unittest.TestCase):
         self.assertEqual(len(keys["data.paths"]), 249)
 
     def test_recipes_of_coat(self):
-        """What COAT's sections mean, written as a recipe and the columns that differ from it."""
+        """Returns what COAT's sections mean: a recipe, and the formats in which COAT differs from the recipe."""
         without_model = lambda t: re.sub(r"quantize_model:\n(  .*\n)*", "", t)
         without_states = lambda t: re.sub(r"quantize_optimizer:\n(  .*\n)*", "", t)
         table = (
@@ -274,7 +275,7 @@ class ConvertConfig(unittest.TestCase):
         for part in ("adafactor", "lm_head", "past_index", "eval_interval: once per epoch"):
             self.assertIn(part, missing)
 
-    # ---- files that are none
+    # ---- files that cannot be converted
 
     def test_not_configurations(self):
         for name, data, part in (("training_args.bin", b"\x80\x02}q\x00.", "pickle"), ("list.yaml", b"- 1\n", "keys and values"),

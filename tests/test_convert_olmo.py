@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""scripts/convert_olmo.py: small checkpoints in OLMo's own format, with OLMo's definition of the model written down here
-[olmo/model.py of ai2-olmo 0.6.0] in Python's own numbers, are converted, and ./train --load_path computes the same loss."""
+"""scripts/convert_olmo.py: converts small checkpoints in OLMo's own format; ./train --load_path must compute the same loss. The
+test defines OLMo's model itself, in plain Python [olmo/model.py of ai2-olmo 0.6.0]."""
 import array, base64, json, math, os, pickle, random, shlex, shutil, struct, subprocess, sys, tempfile, unittest
 
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -22,7 +22,7 @@ OLMO2 = dict(OLMO1, n_heads=2, n_kv_heads=1, weight_tying=False, clip_qkv=None, 
 # ---- OLMo's model -----------------------------------------------------------------------------------------------------------
 
 def times(rows, matrix):
-    """x W^T; a matrix is a list of rows, one per output."""
+    """Returns x W^T; a matrix is a list of rows, one row per output."""
     return [[sum(a * b for a, b in zip(x, w)) for w in matrix] for x in rows]
 
 
@@ -37,7 +37,7 @@ def norms(rows, m, w, name):
 
 
 def rotate(x, position, theta):
-    """A head: pairs (i, i + D/2) turn by position theta^(-2i/D)."""
+    """Rotates a head: each pair (i, i + D/2) by the angle position theta^(-2i/D)."""
     half = len(x) // 2
     turned = list(x)
     for i in range(half):
@@ -79,7 +79,7 @@ def add(a, b):
 
 
 def loss(tokens, m, w):
-    """Mean cross entropy of the next tokens."""
+    """Returns the mean cross entropy of the next tokens."""
     x = [w["transformer.wte.weight"][t] for t in tokens]
     for i in range(m["n_layers"]):
         block = f"transformer.blocks.{i}."
@@ -114,7 +114,7 @@ def shapes(m):
 
 
 def make_weights(m):
-    """Numbers that F32 holds, large enough that every one of them shows in the loss."""
+    """Makes numbers that are exact in F32, and so large that each of them affects the loss."""
     draw = random.Random(7)
     return {name + ".weight": [list(array.array("f", (draw.gauss(1 if rows == 1 else 0, 0.3) for _ in range(cols))))
                                for _ in range(rows)] for name, (rows, cols) in shapes(m)}
@@ -185,7 +185,7 @@ class ConvertTest(unittest.TestCase):
         self.check_model(OLMO1)
 
     def test_olmo2(self):
-        """Its names pickled, as OLMo's own safetensors have them."""
+        """Pickled names, as OLMo's own safetensors have them."""
         self.check_model(OLMO2, name_of=lambda name: base64.urlsafe_b64encode(pickle.dumps(((name,), False))).decode())
         with open(os.path.join(self.output, "config.json"), encoding="utf-8") as file:
             config = json.load(file)

@@ -1,6 +1,7 @@
-/* Optimizer states loaded in another format than saved: the result equals decoding and encoding by
- * kernels/values.h over whole units, whatever part of them a rank has. Weights stored as codes and
- * scales: the result equals the folder's export to F32. Run with 1, 2 and 4 ranks. */
+/* Loads optimizer states in other formats than those they were saved in. The result must equal
+ * decoding and encoding by kernels/values.h over whole units, whatever part of them a rank has.
+ * Weights that are stored as codes and scales must equal the folder's export to F32. Run with 1, 2
+ * and 4 ranks. */
 #include "kernels/values.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/checkpoint/save.h"
@@ -12,7 +13,7 @@
 #include "tests/ranks.h"
 #include "tests/saved.h"
 
-/* The formats of m and v: in blocks; adamw8bit has F32 elsewhere, and had not in earlier
+/* The formats of m and v in the blocks. adamw8bit has F32 in other units, except in earlier
  * checkpoints (earlier8bit). */
 typedef struct {
     const char *optimizer;
@@ -40,11 +41,12 @@ static const Kept ways[] = {
 };
 enum { KINDS = sizeof ways / sizeof ways[0] };
 
-/* Two vectors of 64: from their number of scales, groups may have 64, 128 or 256 elements. */
+/* Trains only two vectors of 64 elements. Their number of scales allows groups of 64, 128 and 256
+ * elements. */
 static char *norms[] = { "model.layers.*_layernorm.weight" };
 static bool only_norms;
 
-/* This rank's part in groups of `shards` ranks. */
+/* Opens this rank's shards, in groups of `shards` ranks. */
 static void open_shards(Run *r, const ModelConfig *m, const Kept *k, int shards)
 {
     comm_set_mesh(mesh_of_shards(comm_size(), shards));
@@ -56,7 +58,7 @@ static void open_shards(Run *r, const ModelConfig *m, const Kept *k, int shards)
     store_init(&r->store, m, 3);
 }
 
-/* n values x in host memory, stored in f. */
+/* Returns a tensor in host memory with the n values x, stored in format f. */
 static Tensor stored(Format f, const float *x, size_t n)
 {
     Tensor t = { .format = f,
@@ -74,8 +76,8 @@ static void free_stored(Tensor t)
     free(t.scale);
 }
 
-/* A value for each element of the unit's tensors, over several decades, not negative for v; padding
- * is 0. */
+/* Returns a value for each element of the unit's tensors, over several decades. Values of v are not
+ * negative; padding is 0. */
 static float *values_of(const ParamStore *store, int unit, int state)
 {
     Layout l = layout_make(NULL, LAYOUT_OPTIMIZER, store, 0);
@@ -117,8 +119,8 @@ static Format format_in(const Kept *k, const Run *s, int unit, int state)
     return f32 ? (Format){ F32, 0 } : state == 0 ? k->m : k->v;
 }
 
-/* The shard's values are those of the whole unit, stored as `from` and then in the shard's format,
- * if different. */
+/* The shard has the values of the whole unit after storing it as `from` and, if the formats differ,
+ * in the shard's format. */
 static void check_shard(const Run *s, int unit, int i, Format from)
 {
     const Shard *shard = &s->store.shard[unit];
@@ -182,7 +184,7 @@ TEST(test_all_pairs)
     }
 }
 
-/* Even if the number of scales is ambiguous, an unchanged run does not convert. */
+/* Even if the number of scales fits several formats, an unchanged run does not convert. */
 TEST(test_few_groups)
 {
     const ModelConfig m = architecture(LLAMA_GQA);
@@ -200,7 +202,7 @@ TEST(test_few_groups)
     }
 }
 
-/* Rank 0 exports the checkpoint `from` as `dtype`; all ranks get the folder's path. */
+/* Rank 0 exports the checkpoint `from` as `dtype`. All ranks get the path of the folder. */
 static const char *export_one(const char *from, const char *dtype)
 {
     const char *to = text("%s-%s", from, dtype);

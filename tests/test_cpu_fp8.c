@@ -1,5 +1,5 @@
-/* The CPU's FP8 encoder and decoder themselves, on all codes, all BF16 values, all ties and a
- * million random floats. test_fp8.c tests both back ends through quantize(). */
+/* The FP8 encoder and decoder of the CPU: all codes, all BF16 values, all ties, and a million
+ * random floats. test_fp8.c tests both back ends through quantize(). */
 #include <float.h>
 
 #include "tests/test.h"
@@ -15,7 +15,7 @@ static void check_encode(float x, DType d)
                  code, decode_fp8(code, d), expected, decode_fp8(expected, d));
 }
 
-/* Published values: [Micikevicius et al. 2022, tab. 1]. */
+/* Published values [Micikevicius et al. 2022, tab. 1]. */
 TEST(test_landmarks)
 {
     assert_true(fp8_decode(0x7e, E4M3) == 448 && fp8_decode(0x7b, E5M2) == 57344);
@@ -62,7 +62,7 @@ TEST(test_floats)
             check_encode(float_from_bits(i << 16), d);
         for (uint64_t i = 0; i < 1000000; i++) {
             uint64_t bits = random_bits(1, i);
-            /* any exponent; most are out of range */
+            /* any exponent; most values are out of range */
             check_encode(float_from_bits((uint32_t)bits), d);
             check_encode(ldexpf(1 + (float)(bits >> 41) * 0x1p-23f, (int)(bits % 40) - 20), d);
         }
@@ -84,8 +84,8 @@ TEST(test_scales)
         }
 }
 
-/* Each one-byte scale is that of a group whose maximum is the first code of the last binade, except
- * 255. */
+/* Except for 255, each one-byte scale is the scale of a group whose maximum gets the first code of
+ * the last binade. */
 TEST(test_byte_scales)
 {
     for (DType d = E4M3; d <= E5M2; d++) {
@@ -106,7 +106,7 @@ TEST(test_byte_scales)
     }
 }
 
-/* A group's maximum is decoded within 2^-(M+4), if in range. */
+/* If the maximum of a group is in range, it is decoded with an error of at most 2^-(M+4). */
 TEST(test_group_maxima)
 {
     for (DType d = E4M3; d <= E5M2; d++)

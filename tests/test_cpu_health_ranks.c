@@ -1,6 +1,6 @@
 /* The state of GPUs, from NVML to metrics.jsonl and the terminal. This file replaces the driver's
- * library (dlopen, dlsym) and the device that reads it; each rank's GPU has different values. On 1,
- * 2 and 4 ranks. */
+ * library (dlopen, dlsym) and the device. Each rank's GPU has different values. On 1, 2 and 4
+ * ranks. */
 #include "tests/test.h"
 #include "tests/kit.h"
 
@@ -15,7 +15,8 @@
 
 /* ---- the library ----------------------------------------------------------------------------- */
 
-/* The thread that reads the GPU's state reads these while a test changes some. */
+/* The thread that reads the state of the GPU reads these values while a test changes some of
+ * them. */
 static struct {
     bool missing, opened; /* no libnvidia-ml.so.1; nvml_open has succeeded */
     /* a function missing in this driver's library; NULL: none */
@@ -143,7 +144,7 @@ bool __wrap_device_health(DeviceHealth *h)
     return fake.opened;
 }
 
-/* A healthy GPU. */
+/* Sets the values of a healthy GPU. */
 static void fake_gpu(void)
 {
     memset(&fake, 0, sizeof fake);
@@ -181,7 +182,7 @@ TEST(test_reading)
     assert_true(d.energy >= 5000 && d.energy <= 5000 + fake.watts * (clock_seconds() - fake.start));
 }
 
-/* Values that a GPU refuses or a driver lacks are unknown, and no fault. */
+/* A value that the GPU refuses or the driver lacks is unknown, which is no fault. */
 TEST(test_unknown)
 {
     DeviceHealth d;
@@ -204,7 +205,7 @@ TEST(test_unknown)
     assert_true(isnan(d.energy) && d.power == fake.watts);
 }
 
-/* The power cap, idleness and settings of clocks are no faults. */
+/* The power cap, idleness and clock settings are no faults. */
 TEST(test_faults)
 {
     static const struct {
@@ -233,7 +234,7 @@ TEST(test_faults)
 
 /* ---- a run of all ranks ---------------------------------------------------------------------- */
 
-enum { TOKENS = 1000 };  /* a step's */
+enum { TOKENS = 1000 };  /* tokens of a step */
 static char heard[4096]; /* this rank's output on stderr */
 
 static json_t *last_line(void)
@@ -253,8 +254,8 @@ static json_t *last_line(void)
     return o;
 }
 
-/* Steps of 20 ms with a reading each ms; `change` is called after half of them. Returns rank 0's
- * last line. */
+/* Runs steps of 20 ms, with a reading each ms. `change` is called after half of the steps. Returns
+ * the last line of rank 0. */
 static json_t *run(long interval, void (*change)(void))
 {
     static ModelConfig m;
@@ -266,7 +267,7 @@ static json_t *run(long interval, void (*change)(void))
     snprintf(path, sizeof path, "%s/stderr-%d", shared, comm_rank());
     const int terminal = dup(STDERR_FILENO);
     assert_non_null(freopen(path, "w", stderr));
-    comm_barrier(); /* nothing of this run comes before any rank's call */
+    comm_barrier(); /* no rank prints anything before all ranks have started */
     Log *log = log_open(&c, NULL, (RunLength){ .steps = 100 }, 100, 0, false, comm_size());
     GpuHealth *h = gpu_health_open(log, interval, 0, 0, 0.001);
     for (long step = 1; step <= 20; step++) {
@@ -317,7 +318,7 @@ static int count(const char *text)
     return n;
 }
 
-/* The last rank's GPU becomes hot: that rank reports it, once. */
+/* The GPU of the last rank becomes hot. Only that rank reports it, once. */
 TEST(test_run)
 {
     const int W = comm_size();
@@ -370,9 +371,9 @@ TEST(test_errors)
     assert_int_equal(count("warning"), 3);
 }
 
-/* Energy is counted between readings, all within the run: 20 steps of 20 ms or longer, so at least
- * one step's energy and at most that of the time that rank 0 measures. A single reading depends on
- * delays of the system. */
+/* The energy is counted between readings, all within the run: 20 steps of 20 ms or longer. So it is
+ * at least the energy of one step, and at most the energy of the time that rank 0 measures. How
+ * long a single reading takes depends on the system. */
 TEST(test_energy)
 {
     const double watts = 100 * comm_size() * (comm_size() + 1) / 2.0;
@@ -386,14 +387,14 @@ TEST(test_energy)
     const double joules = found(line, "system/gpu_energy_joules"),
                  power = found(line, "system/gpu_power_watts") * comm_size();
     assert_true(joules > watts / 50 && joules <= watts * seconds && power > 0);
-    /* of 50 steps a second or fewer */
+    /* at most 50 steps a second */
     const double rate = found(line, "system/tokens_per_joule") * power;
     assert_true(rate > 0 && rate <= 1.01 * TOKENS / 0.020);
     assert_int_equal(json_integer_value(json_object_get(line, "step")) % 5, 0);
     json_decref(line);
 }
 
-/* A rank whose device has no values takes part and does not count. */
+/* A rank whose device reports no values takes part, but does not count. */
 TEST(test_blind_rank)
 {
     fake_gpu();
@@ -402,7 +403,7 @@ TEST(test_blind_rank)
     json_t *line = run(1, NULL);
     if (!line)
         return;
-    const double first = W == 1 ? 0 : 1; /* of the ranks with values */
+    const double first = W == 1 ? 0 : 1; /* first rank with values */
     expect(line, "system/gpu_temperature_celsius", 50 + (first + W - 1) / 2);
     expect(line, "system/gpu_temperature_celsius_max", 50 + W - 1);
     expect(line, "system/gpu_sm_clock_mhz_min", 1900 - 100 * (W - 1));

@@ -1,6 +1,6 @@
-/* A GPU without FP8 GEMMs, simulated by device_has_fp8 of this file: runs that multiply FP8 end
- * before memory is placed, with a message that names the recipe and the device; other runs and all
- * memory plans continue. */
+/* A GPU without FP8 GEMMs, which device_has_fp8 of this file simulates. Runs that multiply in FP8
+ * end before memory is allocated, with a message that names the recipe and the device. Other runs
+ * and all memory plans continue. */
 #include "model/checkpoint/load.h"
 #include "model/config/config_load.h"
 #include "tests/test.h"
@@ -17,7 +17,7 @@ bool __wrap_device_has_fp8(void)
     return false;
 }
 
-/* A run ends here. */
+/* The run is refused here. */
 void __wrap_model_alloc(Model *m, ParamStore *store, const Config *c);
 void __wrap_model_alloc(Model *m, ParamStore *store, const Config *c)
 {
@@ -34,7 +34,7 @@ static Config *load(const char *recipe, const char *more)
     return config_load(more ? 5 : 4, argv, 1, checkpoint_latest);
 }
 
-/* Suppresses its output of a hundred lines. */
+/* Suppresses the hundred lines that the call prints. */
 static void open_quietly(Run *r, const Config *c)
 {
     if (freopen("/dev/null", "w", stdout))
@@ -72,7 +72,7 @@ TEST(test_recipes)
     }
 }
 
-/* Without backward the head's gradient has no format. */
+/* Without backward, the format of the head's gradient does not count. */
 TEST(test_forward_only)
 {
     Config *c = load("bf16", "--format.head=e5m2"), *coat = load("coat", NULL);
@@ -85,7 +85,7 @@ TEST(test_forward_only)
     config_free(coat);
 }
 
-/* FP8 that is saved, but not multiplied, except by the recipe's head. */
+/* FP8 that is only saved, and not multiplied, except in the head of the recipe. */
 TEST(test_head_alone)
 {
     Config *c = load("coat", "--format={operand: bf16, gradient: bf16}");

@@ -1,8 +1,8 @@
-/* Queues overlap on a GPU but not on a CPU, so a missing wait has effects only on a GPU, and
- * rarely. This test finds it: each operation declares the memory it reads and writes
- * (kernels/runtime/operations.h), and vector clocks [Fidge 1988, Mattern 1989] show whether marks
- * and waits, which the linker wraps, order it after accesses of other queues. On 1, 2 and 4
- * ranks. */
+/* Queues overlap on a GPU but not on a CPU, so a missing wait shows only on a GPU, and rarely. This
+ * test finds missing waits on a CPU. Each operation declares the memory that it reads and writes
+ * (kernels/runtime/operations.h). Vector clocks [Fidge 1988, Mattern 1989] follow the marks and
+ * waits, which the linker wraps, and show whether each access comes after the accesses of other
+ * queues. On 1, 2 and 4 ranks. */
 #include "tests/test.h"
 #include "tests/ranks_case.h"
 
@@ -20,9 +20,10 @@ enum { CELL = 16, CELLS = 1 << 21, NEAR = 64 };
 
 typedef struct {
     uintptr_t address;
-    const char *writer;             /* the last operation that wrote */
-    long written, read[NUM_QUEUES]; /* numbers of the last operations there in their queues */
-    Queue queue;                    /* the writer's */
+    const char *writer; /* the last operation that wrote the cell */
+    /* numbers of the last operations on this cell, in their queues */
+    long written, read[NUM_QUEUES];
+    Queue queue; /* the queue of the writer */
 } Cell;
 
 struct DeviceMark {
@@ -31,7 +32,7 @@ struct DeviceMark {
 
 static Cell *cells;
 static Queue queue;
-/* [q][p]: the last operation of p that is done before the next one of q */
+/* [q][p]: the last operation of queue p that is done before the next operation of queue q */
 static long known[NUM_QUEUES][NUM_QUEUES];
 static const char *operation = "";
 static char problem[512];
@@ -88,9 +89,9 @@ static void touch(const void *p, size_t bytes, bool writes)
 static struct {
     Tensor x;
     const float *amax;
-} given; /* to quantize_with_amax */
+} given; /* the maximum given to quantize_with_amax */
 
-/* A given maximum must be that of the current values. */
+/* The given maximum must belong to the current values. */
 static void check_maximum(void)
 {
     const float *amax = given.amax;
@@ -110,7 +111,7 @@ static void learn(Queue q, const long *more)
         known[q][p] = more[p] > known[q][p] ? more[p] : known[q][p];
 }
 
-/* The host waited for queue q: all later work of any queue comes after. */
+/* The host has waited for queue q: all later work of any queue comes after it. */
 static void host_waited(Queue q)
 {
     for (Queue p = 0; p < NUM_QUEUES; p++)
@@ -185,7 +186,8 @@ WRAP(void, device_wait, (DeviceMark * m))
 
 enum { MICRO_BATCHES = 2, STEPS = 3 };
 
-/* layers: of a stage; 0: 3. small: also narrow; bf16_head: instead of the recipe's. */
+/* layers: blocks per stage; 0: 3. small: the model is also narrow. bf16_head: the head is BF16, not
+ * as in the recipe. */
 typedef struct {
     Case k;
     int layers;
@@ -225,15 +227,15 @@ static void configure_row(Run *r, const Row *row, Strategy s, int tokens)
     c->optimizer.ns_steps = 1;
     if (row->bf16_head)
         c->recipe.head = (Format){ BF16, 0 };
-    if (tensor_ranks(&s) > 1) /* parts of such small matrices have no whole groups */
+    if (tensor_ranks(&s) > 1) /* slices of such small matrices have no whole groups */
         c->recipe.moment1 = c->recipe.moment2 = (Format){ F32, 0 };
     c->offload.activations = c->offload.frozen = c->offload.optimizer = c->offload.master =
         row->on_host;
 }
 
-/* As train.c, with an evaluation after each update, or in front of the last: what an update needs
- * is not free then. tokens: of a sequence, 0: the architecture's. Returns the bytes of staging for
- * Muon's updates. */
+/* Trains as train.c does, with an evaluation after each update; the last evaluation comes before
+ * its update, when the memory that the update needs is in use. tokens: per sequence; 0: as the
+ * architecture has. Returns the bytes of staging memory for Muon's updates. */
 static size_t train(const Row *row, Strategy s, int tokens)
 {
     Run r;
@@ -261,7 +263,7 @@ static size_t train(const Row *row, Strategy s, int tokens)
     return staging;
 }
 
-/* All rows, with 2, 4 ... ranks that do what the test is about, or also with 1. */
+/* Trains all rows, with groups of 2, 4 ... ranks. least: 1 also trains with groups of one rank. */
 static void train_all(const Row *rows, int count, int least,
                       Strategy (*strategy)(int row, int ranks))
 {
@@ -270,8 +272,8 @@ static void train_all(const Row *rows, int count, int least,
             train(&rows[i], strategy(i, ranks), 0);
 }
 
-/* Weights and gradients do not share memory, so each row has weights that stay and others that do
- * not. */
+/* Weights and gradients do not share memory, so in each row some weights stay gathered and others
+ * do not. */
 TEST(test_every_strategy)
 {
     static const Row rows[] = {
@@ -304,7 +306,7 @@ static Strategy shares_sequences(int i, int ranks)
     return (Strategy){ comm_size(), i % 2 ? GATHER_ONCE : GATHER_OFTEN, SUM_OFTEN, ranks };
 }
 
-/* Ranks that share sequences, two or all: exchanges around attention. */
+/* Context parallelism over two ranks or all: exchanges around attention. */
 TEST(test_in_context)
 {
     static const Row rows[] = {
@@ -316,10 +318,10 @@ TEST(test_in_context)
     train_all(rows, 4, 2, shares_sequences);
 }
 
-/* Ranks that compute layers together, two or all: exchanges around layers, and sums of what they
- * have copies of. Without one of the waits for exchanges (tensor_ranks.c) one of these runs fails:
- * for gathered rows or sums the first, for rows made again the last, whose first block has no sum
- * after them. */
+/* Tensor parallelism over two ranks or all: collectives around layers, and sums over replicated
+ * parameters. If any wait for these collectives is removed from tensor_ranks.c, one of these runs
+ * fails: the first for gathered rows or sums, the last for recomputed rows, because its first block
+ * has no sum after them. */
 TEST(test_in_tensor)
 {
     static const Row rows[] = {
@@ -344,8 +346,9 @@ static Strategy has_stages(int i, int ranks)
     return s;
 }
 
-/* Stages with several micro-batches in flight: messages are copied before they are overwritten, and
- * received before they are read; activations of other micro-batches are on the host meanwhile. */
+/* Pipeline stages with several micro-batches in flight: messages are copied before they are
+ * overwritten, and received before they are read. Meanwhile, activations of other micro-batches are
+ * on the host. */
 TEST(test_in_stages)
 {
     static const Row rows[] = {
@@ -363,7 +366,7 @@ static Strategy often(int i, int ranks)
     return (Strategy){ ranks, GATHER_OFTEN, SUM_OFTEN };
 }
 
-/* Blocks with all ways to keep activations, more than slots. */
+/* Blocks with every kind of saved activations, and more blocks than slots. */
 TEST(test_on_host)
 {
     static const Row rows[] = {
@@ -378,7 +381,8 @@ TEST(test_on_host)
     train_all(rows, 7, 1, often);
 }
 
-/* Muon's updates of one block after the other, and with memory for those of three at once. */
+/* Muon updates one block after the other, or has memory for the matrices of three blocks at
+ * once. */
 TEST(test_muon)
 {
     static const Row rows[] = { { { "f32", LLAMA, .optimizer = "muon" }, 4, .small = true },
@@ -390,7 +394,7 @@ TEST(test_muon)
                 train(&rows[three], often(0, ranks), three ? 128 : 8) > 2 * block + 1024, three);
 }
 
-/* The watch itself: a gather that the computation does not wait for. */
+/* Checks this test itself: the computation does not wait for a gather. */
 TEST(test_missing_wait)
 {
     char *memory = device_alloc(64);

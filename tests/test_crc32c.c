@@ -1,5 +1,5 @@
-/* CRC-32C: published values, the CPU's instruction against the table at every length and alignment,
- * and combination of parts. */
+/* CRC-32C: published values, the CPU's instruction against the table for every length and
+ * alignment, and the combination of parts. */
 #include "model/checkpoint/crc32c.h"
 #include "tests/test.h"
 #include "tests/kit.h"
@@ -13,7 +13,7 @@ static void make_data(unsigned char *data, uint64_t seed, size_t bytes)
 
 typedef uint32_t Checksum(uint32_t crc, const void *data, size_t bytes);
 
-/* RFC 3720, B.4, and the check value of the catalogue of CRCs. */
+/* RFC 3720, B.4, and the check value of the CRC catalogue. */
 static void check_published(Checksum *crc)
 {
     unsigned char zeros[32] = { 0 }, ones[32], rising[32], falling[32];
@@ -42,7 +42,7 @@ TEST(test_published)
     check_published(crc32c_by_table);
 }
 
-/* The instruction is used on three streams, then 8 bytes, then single bytes. */
+/* The instruction runs on three streams, then on 8 bytes at a time, then on single bytes. */
 TEST(test_lengths)
 {
     enum { MOST = 1 << 20 };

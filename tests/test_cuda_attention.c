@@ -79,14 +79,14 @@ static const Shape large[] = {
 };
 // clang-format on
 
-/* Neighbouring blocks of keys share loads: long sequences, of an even number of blocks. */
+/* Thread blocks of neighbouring keys share loads: long sequences, with an even number of blocks. */
 static const Shape pairs[] = {
     { "neighbours, the last block of one tile", 1, 8380, 3, 1, 128, 0 },
     { "neighbours in a window, width 64", 1, 8192, 2, 1, 64, 0, 4200 },
 };
 
-/* Documents, from single ones to as many as in training; B documents are the sequences
- * themselves. */
+/* Documents of one token up to as many documents as in training. If there are B documents, they are
+ * the sequences themselves. */
 // clang-format off
 static Shape ladder[] = {
     { "whole sequences, shared keys, width 128",     8, 128,  8,  2,  128, 8 },
@@ -116,7 +116,7 @@ enum { RUNGS = sizeof ladder / sizeof ladder[0] };
 
 static char *program;
 
-/* Kernels: those that the program selects, or those for every GPU. */
+/* Selects the kernels that the program selects, or the kernels for every GPU. */
 typedef struct {
     void (*forward)(Tensor, float *, Tensor, Attention, Documents);
     void (*backward)(Tensor, Tensor, Tensor, Tensor, const float *, Attention, Documents);
@@ -124,10 +124,10 @@ typedef struct {
 static const Way taken = { attention_forward, attention_backward },
                  everywhere = { attention_mma_forward, attention_mma_backward };
 
-/* All tensors in double, as stored on the device. */
+/* All tensors in double, with the values that are stored on the device. */
 typedef struct {
     Attention a;
-    int S, count, *start; /* documents on the host: the sequences if there are none */
+    int S, count, *start; /* documents on the host; without documents: the sequences */
     double *qkv, *y, *dy, *dqkv, w;
     float *lse;
     bool documents, packed; /* packed: lse is (tokens, H), else (B, H, T) */
@@ -185,19 +185,19 @@ static void check_value(Format f, Part part, int n, int h, int i, double x, doub
                  n, h, i, x, ref, fabs(x - ref), limit);
 }
 
-/* The first token that token n of a document from `first` sees. */
+/* Returns the first token that token n attends to, in a document that starts at `first`. */
 static int first_seen(const Case *c, int first, int n)
 {
     return c->a.window && n - c->a.window + 1 > first ? n - c->a.window + 1 : first;
 }
 
-/* One past the last token that sees token u, in a document that ends before `end`. */
+/* Returns one past the last token that attends to token u, in a document that ends before `end`. */
 static int end_seen(const Case *c, int u, int end)
 {
     return c->a.window && u + c->a.window < end ? u + c->a.window : end;
 }
 
-/* Reports all wrong tensors at once, which tells more than the first wrong number. */
+/* Reports all wrong tensors at once, which is more useful than the first wrong number alone. */
 static void check_tally(const char *name)
 {
     long wrong = 0;
@@ -299,9 +299,9 @@ static void check_key(const Case *c, int u, int end, int kv)
     }
 }
 
-/* First, second, last and two other rows of a document, all rows for few heads; with a window also
- * the first row that does not see the first row, and the last row that the last row does not
- * see. */
+/* Checks the first, second and last row of a document and two others; all rows if there are few
+ * heads. With a window, also checks the first row that does not attend to the first row, and the
+ * last row to which the last row does not attend. */
 static void check_document(const Case *c, int i)
 {
     const int first = c->start[i], end = c->start[i + 1];
@@ -321,8 +321,8 @@ static void check_document(const Case *c, int i)
     }
 }
 
-/* Starts of `count` documents in B sequences of T tokens: lengths from 1 on, spread evenly over the
- * sequences. */
+/* Makes the starts of `count` documents in B sequences of T tokens: the lengths start at 1, and are
+ * spread evenly over the sequences. */
 static void make_documents(Case *c, int count)
 {
     const int B = c->a.B, T = c->a.T;
@@ -356,7 +356,7 @@ static Documents documents_of(const Case *c)
     return d;
 }
 
-/* Every number was written, also outside of the samples. */
+/* Checks that every number was written, also outside of the samples. */
 static void check_finite(const Case *c)
 {
     for (size_t i = 0; i < (size_t)c->a.B * (size_t)c->a.T * (size_t)c->S; i++) {
@@ -367,8 +367,8 @@ static void check_finite(const Case *c)
     }
 }
 
-/* Without a window, so that the workspace holds sums over every key, which a kernel with a window
- * must not use. */
+/* Runs without a window first, so that the workspace holds sums over every key. A kernel with a
+ * window must not use these sums. */
 static void fill_workspace(Way way, Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, float *lse,
                            Attention a, Documents docs)
 {
@@ -470,7 +470,7 @@ TEST(test_pairs)
     run_shapes(pairs, sizeof pairs / sizeof pairs[0]);
 }
 
-/* A case of the ladder, in a separate process. */
+/* One case of documents, in a separate process. */
 static void run_rung(void **state)
 {
     run_case(*state, (Format){ BF16, 0 });
@@ -518,7 +518,7 @@ int main(int argc, char **argv)
     program = argv[0];
     if (argc == 3 && strcmp(argv[1], "rung") == 0 && (unsigned)atoi(argv[2]) < RUNGS) {
         Shape *rung = &ladder[atoi(argv[2])];
-        /* else the case would count as a test */
+        /* otherwise the case would count as a test */
         cmocka_set_message_output(CM_OUTPUT_TAP);
         num_tests = 0;
         add_test(rung->name, run_rung, rung);

@@ -1,5 +1,5 @@
-/* Grouped GEMMs of experts on GPUs, at sizes at which blocks have several tiles, and fused with
- * SwiGLU. */
+/* Grouped GEMMs of experts on GPUs, alone and fused with SwiGLU, at sizes at which a thread block
+ * has several tiles. */
 #include "tests/test.h"
 #include "tests/expert_tensors.h"
 
@@ -8,8 +8,7 @@
 static const Format F = { F32, 0 }, H = { BF16, 0 }, E4 = { E4M3, 0 }, E5 = { E5M2, 0 },
                     GROUPS = { E4M3, 16 };
 
-/* Expert 1 and 4 have no rows. Tiles that a pair of blocks computes are often of different
- * experts. */
+/* Experts 1 and 4 have no rows. The tiles of a pair of blocks often belong to different experts. */
 static const Case large = { "large", 2500, 7, 3, SOME_EMPTY, 768, 512, false };
 
 static void check_same(const char *what, Tensor t, Tensor expected, const Routed *g)
@@ -20,8 +19,8 @@ static void check_same(const char *what, Tensor t, Tensor expected, const Routed
 
 /* ---- GEMMs ----------------------------------------------------------------------------------- */
 
-/* A sum adds 32 terms at a time, in their order, in every kernel with short accumulators. So the
- * bits are those of each expert's own GEMM. */
+/* Every kernel with short accumulators adds 32 terms at a time, in order. So the bits equal those
+ * of a separate GEMM of each expert. */
 TEST(test_each_matrix)
 {
     const Case *c = &large;
@@ -49,7 +48,7 @@ TEST(test_each_matrix)
     release();
 }
 
-/* The kernel that adds to F32 has other tiles, and the same order of terms. */
+/* The kernel that adds to F32 has other tiles, but the same order of terms. */
 TEST(test_each_gradient)
 {
     const Case *c = &large;
@@ -76,7 +75,7 @@ static Tensor with_range(Tensor t)
     return t;
 }
 
-/* The bits of the two operations. The fused kernel does not write `wide`. */
+/* The fused kernel gives the bits of the two separate operations. It does not write `wide`. */
 static void swiglu_case(bool exceeds)
 {
     const Case *c = &large;
@@ -112,7 +111,7 @@ TEST(test_swiglu)
     swiglu_case(true);
 }
 
-/* dweight is a sum of F terms in two orders. Padding rows have none. */
+/* dweight is a sum of F terms, in two different orders. Padding rows have no dweight. */
 static void check_dweight(const float *a, const float *b, Tensor dact, Tensor gate_up,
                           const Routed *g)
 {
@@ -129,7 +128,7 @@ static void check_dweight(const float *a, const float *b, Tensor dact, Tensor ga
     }
 }
 
-/* Of the last layer's input gradient: a sum has fewer stages than the epilogue has parts. */
+/* For the input gradient of the last layer: a sum has fewer stages than the epilogue has parts. */
 static void dx_swiglu_case(bool with_act, bool exceeds)
 {
     const Case *c = &large;

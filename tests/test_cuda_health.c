@@ -1,5 +1,5 @@
-/* The real NVML on the real GPU: values in the ranges of supported GPUs, an energy counter that
- * agrees with the power, and the time of a reading. */
+/* NVML on a real GPU: values in the ranges of supported GPUs, an energy counter that agrees with
+ * the power, and the time of a reading. */
 #include "tests/test.h"
 #include "tests/kit.h"
 
@@ -28,8 +28,8 @@ TEST(test_values)
     assert_true(d.power_capped == 0 || d.power_capped == 1);
 }
 
-/* Writing memory for a second and a half: the power is an average over a second, the counter moves
- * each 0.1 s. */
+/* Writes memory for one and a half seconds: the power is an average over a second, and the counter
+ * moves every 0.1 s. */
 TEST(test_energy)
 {
     const size_t bytes = (size_t)1 << 30;

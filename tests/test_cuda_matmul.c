@@ -1,5 +1,5 @@
-/* GEMMs of cuBLASLt beyond the common tests: FP8 operands, and GEMMs large enough that their
- * algorithm is chosen by timing, which must not change accumulators or bits. */
+/* GEMMs of cuBLASLt beyond the common tests: FP8 operands, and GEMMs so large that their algorithm
+ * is chosen by timing. The choice must not change the accumulators or the bits. */
 #include "tests/test.h"
 #include "tests/fp8.h"
 
@@ -12,8 +12,8 @@ static const Format F = { F32, 0 }, BF = { BF16, 0 }, E4 = { E4M3, 0 }, E5 = { E
 
 /* ---- FP8 ------------------------------------------------------------------------------------- */
 
-/* Finite codes of both signs, some subnormal, with their transposed copy, and a scale that is no
- * power of two. */
+/* Makes finite codes of both signs, some of them subnormal, with their transposed copy, and a scale
+ * that is not a power of two. */
 static Tensor make_fp8(Format f, int rows, int cols, uint64_t seed)
 {
     Tensor t = make(f, rows, cols);
@@ -103,7 +103,7 @@ static void check_elements(const char *what, Tensor t, const double *old, int K,
     }
 }
 
-/* 2 N C O > 1e10: the first call of each GEMM tries algorithms, the second does not. */
+/* 2 N C O > 1e10: the first call of each GEMM tries algorithms, the second call does not. */
 static void large_case(Format operand, Format out)
 {
     const int N = 2048, C = 1536, O = 2304;
@@ -126,7 +126,7 @@ static void large_case(Format operand, Format out)
     TWICE(matmul_dx(dx, dy, w, true), dx);
     check_elements("matmul_dx", dx, old, O, (Strided){ DY, O, 1 }, (Strided){ W, 1, C });
     old = values(dw);
-    /* first, as in a step: NaNs during the choice */
+    /* before the choice, as in a step: dst holds NaNs during the choice */
     EMPTY_IS_ZEROS(dw, matmul_dw(dw, dy, x));
     TWICE(matmul_dw(dw, dy, x), dw);
     check_elements("matmul_dw", dw, old, N, (Strided){ DY, 1, O }, (Strided){ X, 1, C });
@@ -166,8 +166,8 @@ TEST(test_row)
     row_case(11008, 4099, F);
 }
 
-/* With operands of zeros all algorithms give the same bits, so the choice waits for real data, in
- * the third call. */
+/* If all operands are zeros, all algorithms give the same bits. So the choice waits for real data,
+ * which come in the third call. */
 TEST(test_zeros)
 {
     const int n = 1792;
@@ -185,7 +185,7 @@ TEST(test_zeros)
     release();
 }
 
-/* A later process uses the algorithms that this one chose, and adds no choice. */
+/* A later process uses the algorithms that this process chose, and adds no choice. */
 TEST(test_later_run)
 {
     char command[256], path[200];
@@ -206,8 +206,8 @@ TEST(test_later_run)
 
 static bool scales_reused;
 
-/* On Hopper one kernel, which does not write `wide`: the bits of GEMM and SwiGLU, although these
- * sums depend on the order of terms. */
+/* On Hopper, one kernel computes GEMM and SwiGLU and does not write `wide`. It gives the bits of
+ * GEMM and SwiGLU, although these sums depend on the order of terms. */
 static void swiglu_case(int C)
 {
     enum { N = 2320, WIDTH = 1024 };
@@ -229,7 +229,7 @@ static void swiglu_case(int C)
     swiglu_forward(act[0], saved[0], wide, NO_PRODUCT, FROM_EXACT);
     matmul_swiglu(act[1], saved[1], other, x, w);
     scales_reused = false;
-    /* except the padding of the scale to 16 bytes */
+    /* without the bytes that pad the scale to 16 bytes */
     check_same_bytes("act", tensor_snapshot(act[1]), tensor_snapshot(act[0]),
                      tensor_bytes(act[0]) - 12);
     check_same_bytes("saved", tensor_snapshot(saved[1]), tensor_snapshot(saved[0]),
@@ -239,15 +239,15 @@ static void swiglu_case(int C)
     release();
 }
 
-/* Parts of a tile's end overlapped with one stage each, and with two. */
+/* The parts of a tile's epilogue overlap with one stage each, or with two. */
 TEST(test_swiglu)
 {
     swiglu_case(1296);
     swiglu_case(2320);
 }
 
-/* The same for the last layer's input gradient and SwiGLU's backward. Tokens and sums end inside a
- * tile, and blocks have several. */
+/* The same for the input gradient of the last layer with SwiGLU's backward. Tokens and sums end
+ * inside a tile, and thread blocks have several tiles. */
 static void dx_swiglu_case(bool with_act, bool exceeds)
 {
     enum { N = 4624, C = 4112, WIDTH = 1024 };

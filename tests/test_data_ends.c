@@ -1,5 +1,5 @@
-/* Data that become unreadable during a run: the run saves the trained state and ends; evaluation
- * skips missing data. */
+/* Data that become unreadable during a run: the run saves the trained state and ends. An evaluation
+ * skips data that are missing. */
 #include "tests/test.h"
 #include "tests/launch.h"
 
@@ -8,7 +8,7 @@ static const char evaluators[] =
     "{label: b, data: {paths: [%1$s/b.npy]}}, "
     "{label: q, type: downstream, data: {paths: [%1$s/q.jsonl]}}]'";
 
-/* A copy of the training tokens with one outside the vocabulary, which step 4 reads. */
+/* Copies the training tokens, with one token outside of the vocabulary, which step 4 reads. */
 static void make_bad(void)
 {
     shell("cp build/few-ids/train.npy %s/bad.npy && printf '\\377\\377' | dd of=%s/bad.npy "
@@ -23,7 +23,8 @@ static int train_on(int ranks, const char *data, const char *more)
                  folder, folder, data, more);
 }
 
-/* The last trained step is saved, and a resume from it equals an undisturbed run bit for bit. */
+/* The state after the last trained step is saved. A resume from it equals an undisturbed run bit
+ * for bit. */
 TEST(test_bad_token)
 {
     double whole[MAX_STEPS], found[MAX_STEPS];
@@ -40,7 +41,7 @@ TEST(test_bad_token)
             "bad.npy: token 10000 (counted from 0) is 65535, but the vocabulary has 1000 ids");
         assert_int_equal(trainer("run/latest", "step"), step - 1);
         losses(found, "run", (int)step - 1);
-        /* nothing new to save */
+        /* no new state to save */
         expect_status(train_on(ranks, "bad.npy", "--try_load_latest_save"), 1);
         assert_int_equal(trainer("run/latest", "step"), step - 1);
         shell("mv %s/bad.npy %s/other && cp build/few-ids/train.npy %s/bad.npy", folder, folder,
@@ -59,7 +60,7 @@ TEST(test_bad_token)
     }
 }
 
-/* Waits until a run has written this many lines. */
+/* Waits until a run has written this many lines of metrics. */
 static void wait_for_lines(const char *run, int lines)
 {
     char command[512];
@@ -69,7 +70,7 @@ static void wait_for_lines(const char *run, int lines)
         usleep(50000);
 }
 
-/* A file that is truncated while it is read, for which the kernel sends a signal. */
+/* A file is truncated while it is read, and the kernel sends a signal. */
 TEST(test_cut_file)
 {
     char arguments[1024];
@@ -111,7 +112,7 @@ static FILE *start_evaluating(int ranks, const char *run, const char *more)
     return start(ranks, all);
 }
 
-/* Lines of a run's metrics with `name` at this step; 0: at any step. */
+/* Returns the number of lines in a run's metrics with `name` at this step; step 0: at any step. */
 static int results(const char *run, const char *name, int step)
 {
     char path[256], line[8192], begin[32];
@@ -130,7 +131,7 @@ enum { STEPS = 300, EVALUATIONS = 30 };
 static const char long_run[] =
     "--max_duration=300 --eval_interval=10 --console_log_interval=100 --try_load_latest_save";
 
-/* Changes files of `a` and `q` after the first evaluation by all three. */
+/* Changes files of `a` and `q` after the first evaluation of all three sets. */
 static void check_faults(int ranks, const char *fault_a, const char *fault_q)
 {
     make_evaluators();
@@ -146,7 +147,7 @@ static void check_faults(int ranks, const char *fault_a, const char *fault_q)
     assert_int_equal(results("eval", "eval/b/CrossEntropyLoss", 0), EVALUATIONS);
     assert_in_range(results("eval", "eval/a/CrossEntropyLoss", 0), 1, EVALUATIONS - 1);
     assert_in_range(results("eval", "eval/downstream/q_acc", 0), 1, EVALUATIONS - 1);
-    /* the next process repeats missing evaluations of the end, once */
+    /* the next process repeats the missing evaluations of the last step, once */
     make_evaluators();
     for (int i = 0; i < 2; i++) {
         expect_status(finish(start_evaluating(ranks, "eval", long_run)), 0);
@@ -164,7 +165,7 @@ TEST(test_evaluations_fail)
                  "sed -i 's/gold\": 0/gold\": 9/' q.jsonl");
 }
 
-/* An id outside the vocabulary deep in the validation data; with --eval_only it is an error. */
+/* A token outside of the vocabulary deep in the validation data is an error with --eval_only. */
 TEST(test_bad_validation)
 {
     make_evaluators();
@@ -184,7 +185,7 @@ TEST(test_bad_validation)
     expect_output("a.npy: token 1500 (counted from 0) is 65535");
 }
 
-/* The same command again: evaluations before the first step are written once. */
+/* Runs the same command again: evaluations before the first step are logged once. */
 TEST(test_on_load)
 {
     static const char run[] =
@@ -192,11 +193,11 @@ TEST(test_on_load)
     make_evaluators();
     for (int i = 0; i < 3; i++) {
         expect_status(finish(start_evaluating(1, "load", run)), 0);
-        /* at 0, and at 2 */
+        /* at steps 0 and 2 */
         assert_int_equal(results("load", "eval/a/CrossEntropyLoss", 0), i == 0 ? 1 : 2);
         assert_int_equal(results("load", "eval/downstream/q_acc", 2), i == 0 ? 0 : 1);
     }
-    /* cut off before that one */
+    /* the log is cut off before this evaluation */
     shell("sed -i '/\"step\": 2,.*eval.a/d' %s/load/metrics.jsonl", folder);
     expect_status(finish(start_evaluating(1, "load", run)), 0);
     assert_int_equal(results("load", "eval/a/CrossEntropyLoss", 2), 1);

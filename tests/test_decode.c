@@ -22,8 +22,8 @@
 #include "tests/test.h"
 #include "tests/models.h"
 
-/* Longer than a window, than the original length of scaled rotary frequencies and, in one case,
- * than a pass of the prompt. */
+/* Longer than a window, longer than the original length of scaled rotary frequencies and, in one
+ * case, longer than a pass over the prompt. */
 enum { TEXT = 48, LONG_TEXT = 700, SOME_MODULES = 1 << LORA_Q | 1 << LORA_V | 1 << LORA_DOWN };
 
 typedef struct {
@@ -33,7 +33,8 @@ typedef struct {
     const char *name;
 } Setup;
 
-/* With widths that FP8 operands need on GPUs, and with adapters on these modules. */
+/* Returns a model with the widths that FP8 operands need on GPUs, and with adapters on these
+ * modules. */
 static ModelConfig model_of(SmallModel a, const char *recipe, unsigned modules)
 {
     ModelConfig m = architecture(a);
@@ -74,7 +75,7 @@ static int *text(int length, int vocab)
     return tokens;
 }
 
-/* Logits (length, embedding_size) of the whole text at once. */
+/* Returns the logits (length, embedding_size) of the whole text, computed at once. */
 static float *all_logits(SmallModel a, const char *recipe, unsigned modules, const int *tokens,
                          int length)
 {
@@ -111,8 +112,8 @@ static void check_logits(Setup *s, const float *all, int position)
     free(found);
 }
 
-/* A prompt, single tokens, several at once, single ones again; then another sequence in the same
- * caches. */
+/* Decodes a prompt, single tokens, several tokens at once, and single tokens again; then another
+ * sequence with the same caches. */
 static void check_architecture(SmallModel a, unsigned modules, int length, const int *counts,
                                int num_counts)
 {
@@ -142,7 +143,7 @@ TEST(test_same_logits)
     check_architecture(OLMO2, SOME_MODULES, TEXT, (const int[]){ 9, 1, 1, 1, 12, 1, 2 }, 7);
 }
 
-/* More tokens than in a pass. */
+/* More tokens than a pass takes. */
 TEST(test_long_prompt)
 {
     check_architecture(MISTRAL, ALL_MODULES, LONG_TEXT, (const int[]){ LONG_TEXT - 3 }, 1);
@@ -159,7 +160,7 @@ static double rounding_of(const Recipe *r)
     return r->operand.dtype == F32 ? 1e-5 : r->operand.dtype == BF16 ? 0.018 : 0.29;
 }
 
-/* In other recipes a cache changes the roundings, but not their number. */
+/* In other recipes, a cache changes the rounding errors, but not their number. */
 static void check_recipe(SmallModel a, unsigned modules, const char *recipe)
 {
     Setup s;
@@ -197,7 +198,7 @@ TEST(test_recipes)
 
 /* ---- transformers ---------------------------------------------------------------------------- */
 
-/* A list of the folder's continuation.json, which scripts/reference_golden.py recorded. */
+/* Reads a list of the folder's continuation.json, which scripts/reference_golden.py recorded. */
 static int read_list(int *x, int most, const json_t *o, const char *name)
 {
     const json_t *list = json_object_get(o, name);
@@ -208,8 +209,8 @@ static int read_list(int *x, int most, const json_t *o, const char *name)
     return n;
 }
 
-/* Greedy tokens are those of transformers' generate: the margins there are a hundred times the
- * rounding errors. */
+/* Greedy tokens equal those of transformers' generate: the margins of these tokens are a hundred
+ * times the rounding errors. */
 static void continues(void **state)
 {
     Setup s = { .name = *state };
@@ -264,9 +265,10 @@ static double loss_of(const Config *c, PlanBytes *bytes, size_t others[3])
     return loss;
 }
 
-/* No gradients, moments, masters or activations; on a CPU the loss has the same bits. On a GPU
- * addresses differ, and the algorithm of a GEMM, and so the order of its sums, depends on the
- * alignment of operands: with 64 columns it may differ. */
+/* A model that is not trained has no gradients, moments, master weights or activations. On a CPU
+ * the loss has the same bits. On a GPU, the algorithm of a GEMM, and so the order of its sums,
+ * depends on the alignment of the operands, and the addresses differ; with 64 columns the loss may
+ * differ. */
 TEST(test_forward_only)
 {
     const bool on_cpu = strcmp(device_name(), "cpu") == 0;

@@ -1,4 +1,4 @@
-/* A diverged model spoils nothing else: older checkpoints stay, `latest` does not move, and the run
+/* A diverged run does no other harm: older checkpoints stay, `latest` does not move, and the run
  * does not end with status 0. */
 #include <math.h>
 
@@ -10,12 +10,12 @@ static const char TINY[] =
     "--model.d_model=16 --model.mlp_hidden_size=32 --model.max_sequence_length=8 "
     "--console_log_interval=1000";
 
-/* Weight decay that multiplies the weights by -99. */
+/* A weight decay that multiplies the weights by -99 in each step. */
 static const char DIVERGES[] =
     "--optimizer.learning_rate=1000 --optimizer.weight_decay=0.1 --scheduler.t_warmup=0";
 
-/* The folder of a run has exactly these checkpoints, each name followed by a blank, and the link
- * points to `latest`; NULL: no link. */
+/* Checks that the folder of a run has exactly these checkpoints, each name followed by a blank, and
+ * that the link points to `latest`; NULL: there is no link. */
 static void expect_checkpoints(const char *run, const char *names, const char *latest)
 {
     char found[1024] = "", command[512], expected[256];
@@ -33,7 +33,7 @@ static void expect_checkpoints(const char *run, const char *names, const char *l
     }
 }
 
-/* Overwrites the last four bytes of a file of a checkpoint: an element of its last tensor, in F32
+/* Overwrites the last four bytes of a checkpoint file: an element of its last tensor, in F32,
  * little endian. */
 static void poke(const char *checkpoint, const char *file, const char *bytes)
 {
@@ -42,8 +42,8 @@ static void poke(const char *checkpoint, const char *file, const char *bytes)
           folder, checkpoint, bytes, file, file);
 }
 
-/* If the files differ from what was saved, the run must not continue from them, nor delete earlier
- * checkpoints. */
+/* If the files differ from the saved state, the run must neither continue from them nor delete
+ * earlier checkpoints. */
 TEST(test_damaged_checkpoint)
 {
     static const struct {
@@ -80,29 +80,29 @@ static int first_lost(const char *run)
     return step;
 }
 
-/* Every step is saved and one is kept: the last one followed by a finite step. */
+/* Every step is saved and one checkpoint is kept: the last one that a finite step followed. */
 TEST(test_divergence)
 {
     char latest[64], names[128];
-    if (on_gpu()) /* there attention gives NaN at once, before any checkpoint */
+    if (on_gpu()) /* on a GPU attention gives NaN at once, before any checkpoint */
         skip();
     assert_int_not_equal(train(2,
                                "%s %s --max_duration=60 --save_interval=1 "
                                "--save_num_checkpoints_to_keep=1 --save_folder=%s/one",
                                TINY, DIVERGES, folder),
                          0);
-    /* before anything is saved, which may fail */
+    /* before anything is saved, because saving may fail */
     expect_output("third step in a row whose loss or gradient is not finite\n");
     expect_output("the last checkpoint is ");
     expect_output("this model has diverged");
     const int lost = first_lost("one");
     assert_in_range(lost, 4, 55);
-    /* the update of step lost - 1 made it diverge */
+    /* the update of step lost - 1 caused the divergence */
     snprintf(latest, sizeof latest, "step%d", lost - 2);
     snprintf(names, sizeof names, "%s step%d-aborted ", latest, lost + 2);
     expect_checkpoints("one", names, latest);
 
-    /* two steps before the end: neither success nor a checkpoint; a resume does the same again */
+    /* two steps before the end: neither success nor a checkpoint; a resume gives the same result */
     for (int i = 0; i < 2; i++) {
         assert_int_not_equal(
             train(2,
@@ -117,14 +117,14 @@ TEST(test_divergence)
         snprintf(names, sizeof names, "two/step%d", lost + 1);
         assert_false(exists(names));
     }
-    /* its last update makes it diverge: only a later loss shows it */
+    /* the last update causes the divergence: only a later loss would show it */
     assert_int_not_equal(train(1, "%s %s --max_duration=60 --stop_at=%d --save_folder=%s/last",
                                TINY, DIVERGES, lost - 1, folder),
                          0);
     snprintf(names, sizeof names, "step%d-aborted ", lost - 1);
     expect_output("after the update of this step the loss or the gradient norm is not finite");
     expect_checkpoints("last", names, NULL);
-    /* a run that keeps no checkpoints keeps none */
+    /* a run that keeps no checkpoints writes no -aborted folder */
     assert_int_not_equal(
         train(1, "%s %s --max_duration=60 --save_num_checkpoints_to_keep=0 --save_folder=%s/none",
               TINY, DIVERGES, folder),
@@ -137,7 +137,7 @@ TEST(test_divergence)
 
 enum { BEFORE = 66, STEPS = 70 }; /* scores begin at step 64 */
 
-/* A resumed run has the scores of an uninterrupted one, and the same window at its end. */
+/* A resumed run has the same scores as an uninterrupted run, and the same window at its end. */
 TEST(test_window_resumes)
 {
     static const char *const names[] = { "train/CrossEntropyLoss_z_score",
@@ -163,8 +163,8 @@ TEST(test_window_resumes)
           STEPS);
 }
 
-/* After 66 steps of text a single token repeats: the gradients of all positions agree. The first
- * such step is a spike, which is reported, skipped, or ends the run. */
+/* After 66 steps of text, a single token repeats, so the gradients of all positions agree. The
+ * first such step is a spike. The run reports it, skips it, or ends. */
 TEST(test_spike)
 {
     static const char *const action[] = { "warn", "skip", "stop" };
@@ -193,7 +193,8 @@ TEST(test_spike)
     }
 }
 
-/* A loss of more than twice that of an untrained model, log of the vocabulary. */
+/* The loss is more than twice the loss of an untrained model, which is the log of the vocabulary
+ * size. */
 TEST(test_limit)
 {
     static const struct {

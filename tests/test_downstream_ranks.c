@@ -1,14 +1,14 @@
-/* Scores of downstream tasks with a model: choices packed into sequences that are distributed over
- * ranks, against the sum of losses of each choice in a separate sequence on an unsharded model. On
- * 1, 2 and 4 ranks. */
+/* Scores of downstream tasks with a model: choices are packed into sequences, which are distributed
+ * over ranks. Each score is compared with the losses of each choice in a separate sequence on an
+ * unsharded model. On 1, 2 and 4 ranks. */
 #include "kernels/runtime/error.h"
 #include "model/evaluate/downstream.h"
 #include "tests/test.h"
 #include "tests/ranks_case.h"
 
-/* Choices of 3 to 20 tokens, cut to T + 1 = 17: about 15 sequences, so that on 4 ranks the last
- * pass has masked ones. One task has three choices per question; in the other each choice is a
- * question, and all count. */
+/* Choices have 3 to 20 tokens, cut to T + 1 = 17: about 15 sequences. So on 4 ranks the last pass
+ * has masked sequences. One task has three choices per question. In the other task, each choice is
+ * a question, and all count. */
 enum { T = 16, MICRO = 2, ALL = 21, CHOICES = 3, NUM_TASKS = 2 };
 static const struct {
     const char *label, *metric;
@@ -34,7 +34,7 @@ static int token(int i, int t)
     return test_token(60 + (uint64_t)i, (uint64_t)t, config.model.vocab_size);
 }
 
-/* Ids of all kinds, also eos, which does not end documents here. */
+/* All kinds of token ids, also eos, which does not end documents here. */
 static void write_choice(FILE *f, int i)
 {
     fprintf(f, "{\"tokens\": [");
@@ -44,7 +44,7 @@ static void write_choice(FILE *f, int i)
             1 + i % 5, 2 + i % 5);
 }
 
-/* The last choice repeats the first of its three. */
+/* The last choice of the three repeats the first. */
 static int first_of_kind(int i)
 {
     return i == ALL - 1 ? i - CHOICES + 1 : i;
@@ -69,7 +69,7 @@ static int make_tasks(void **state)
 {
     ModelConfig m = architecture(LLAMA_GQA);
     m.weight_tying = false;
-    /* more than are gathered at a time: ranks must agree on the number of passes */
+    /* more than a rank gathers at a time: the ranks must agree on the number of passes */
     m.n_layers = 3;
     m.max_sequence_length = T;
     m.eos_token_id = 3;
@@ -105,7 +105,8 @@ static int remove_tasks(void **state)
     return remove_shared(state);
 }
 
-/* The last tokens of a choice that fit, at the start; only the continuation has labels. */
+/* The last tokens of a choice that fit are at the start of the sequence. Only the continuation has
+ * labels. */
 TEST(test_alone)
 {
     Run r;
@@ -127,7 +128,8 @@ TEST(test_alone)
     close_run(&r);
 }
 
-/* The scores from `alone` for the first `questions`, of `choices` each. */
+/* Computes the scores of the first `questions` questions from `alone`; each question has `choices`
+ * choices. */
 static void expected_scores(double score[NUM_METRICS], int choices, int questions)
 {
     Choice choice[ALL];
@@ -143,10 +145,10 @@ static void expected_scores(double score[NUM_METRICS], int choices, int question
     downstream_score(score, &r, questions, alone);
 }
 
-/* Bits per byte are means of losses from other positions of other batches. As in
- * test_evaluate_ranks BLAS may order the up to 96 products of a logit's sum by the number of rows,
- * and the effect through the blocks is allowed as much again; so is that of rope at other
- * positions, whose angles of up to T are rounded: T roundoffs. */
+/* The bits per byte are means of losses that were computed at other positions of other batches. As
+ * in test_evaluate_ranks, BLAS may order the up to 96 products of a logit's sum by the number of
+ * rows, and the effect through the blocks is allowed as much again. So is the effect of the rotary
+ * embedding at other positions, whose angles of up to T are rounded: T roundoffs. */
 static void check_scores(const DownstreamResult *d, int task, int most, const char *what)
 {
     const int choices = tasks[task].choices, questions = (most < ALL ? most : ALL) / choices;
@@ -165,8 +167,8 @@ static void check_scores(const DownstreamResult *d, int task, int most, const ch
     }
 }
 
-/* Twice on one model, after a training step's forward pass: one does not affect the next, nor the
- * sums. */
+/* Evaluates twice on one model, after a training step's forward pass: an evaluation affects neither
+ * the next one nor the sums. */
 static void check_mesh(Strategy s, const char *name)
 {
     static int tokens[MICRO * T], targets[MICRO * T];
@@ -179,12 +181,12 @@ static void check_mesh(Strategy s, const char *name)
         DownstreamResult d = downstream_evaluate(&r.config, task, &r.model, &r.store, NULL);
         check_scores(&d, task, ALL, name);
         assert_false(r.model.text.documents);
-        /* of MICRO choices per rank: questions that are complete in these */
+        /* MICRO choices per rank: the questions that are complete in these batches */
         r.config.eval_subset_num_batches = 2;
         d = downstream_evaluate(&r.config, task, &r.model, &r.store, NULL);
         check_scores(&d, task, 2 * MICRO * data_ranks(&s, comm_size()), name);
     }
-    /* one rank is told to stop: all report it */
+    /* one rank is told to stop; all ranks report it */
     const atomic_int stop = comm_rank() == comm_size() - 1;
     assert_true(downstream_evaluate(&r.config, 0, &r.model, &r.store, &stop).cut);
     close_run(&r);

@@ -1,5 +1,5 @@
-/* How long a run is: max_duration in steps, tokens and epochs, also if the batch changes, and what is
- * saved at its end. */
+/* The length of a run: max_duration in steps, tokens and epochs, also if the batch changes, and
+ * what is saved at the end. */
 #include "tests/test.h"
 #include "tests/launch.h"
 
@@ -17,7 +17,7 @@ TEST(test_stop_in_epochs)
         fail_msg("no %s", name);
 }
 
-/* Two tokens of a step of 256. */
+/* Two tokens, with steps of 256 tokens. */
 TEST(test_less_than_a_step)
 {
     expect_status(train(1, "--max_duration=2T --save_folder=%s/less", folder), 0);
@@ -26,7 +26,7 @@ TEST(test_less_than_a_step)
     assert_null(strstr(output, "less than one step"));
 }
 
-/* The last step of a decay to 0, if there is no other. */
+/* The last step of a decay to 0 is the only step. */
 TEST(test_only_step)
 {
     expect_status(
@@ -60,7 +60,7 @@ TEST(test_token_budget)
     }
 }
 
-/* Without rotating checkpoints, the end is saved if there are permanent ones. */
+/* If no checkpoints are rotated, the end is saved if there are permanent checkpoints. */
 TEST(test_saved_at_the_end)
 {
     static const char *const arguments[] = { "", "--save_interval_unsharded=100",
@@ -76,7 +76,7 @@ TEST(test_saved_at_the_end)
     }
 }
 
-/* A budget that ends within a step includes that step. */
+/* A number of tokens that ends within a step includes this step. */
 TEST(test_token_budget_in_a_step)
 {
     expect_status(train(1, "--max_duration=513T --save_folder=%s/three", folder), 0);
@@ -84,7 +84,7 @@ TEST(test_token_budget_in_a_step)
     assert_int_equal(trainer("three/latest", "tokens"), 3 * 256);
 }
 
-/* Epochs too: 0.04 of 5195 sequences are 207.8; 104 are done. */
+/* The same for epochs: 0.04 epochs of 5195 sequences are 207.8 sequences, of which 104 are done. */
 TEST(test_epoch_budget)
 {
     static const struct {
@@ -105,9 +105,9 @@ TEST(test_epoch_budget)
     }
 }
 
-/* An epoch of packed documents has every label once, also if a run is resumed within it. After the
- * first document of the sample are 1200 tokens of three documents: 39 or 40 sequences of 32, since
- * long ones overlap by one token. */
+/* An epoch of packed documents has every label once, also if a run resumes within the epoch. After
+ * the first document of the sample follow 1200 tokens of three documents: 39 or 40 sequences of 32
+ * tokens, because long documents overlap by one token. */
 TEST(test_packed_epoch)
 {
     char command[256];
@@ -131,7 +131,7 @@ TEST(test_packed_epoch)
     assert_true(sum == 1200 - 3);
 }
 
-/* A run may be planned to be longer than memory could hold. */
+/* A run may be planned that is longer than its per-step data could be in memory. */
 TEST(test_long_run)
 {
     expect_status(

@@ -1,7 +1,7 @@
-/* A step's first micro-batch overwrites gradients in memory with any contents: the result, padding
- * included, and sums of later micro-batches equal those of adding to zeros. Every recipe, adapters,
- * frozen parameters, every strategy; a head in chunks, a first micro-batch without labels. On 1, 2
- * and 4 ranks. */
+/* The first micro-batch of a step overwrites gradients in memory with any contents. The result,
+ * with padding and with the sums of later micro-batches, equals the result of adding to zeros.
+ * Every recipe, adapters, frozen parameters, every strategy, a head in chunks, and a first
+ * micro-batch without labels. On 1, 2 and 4 ranks. */
 #include "tests/test.h"
 #include "tests/ranks_case.h"
 
@@ -29,7 +29,7 @@ static const Case cases[] = {
 
 static void open_run(Run *r, const Case *k, Strategy strategy)
 {
-    /* a shared buffer is used twice */
+    /* units share a buffer, so that it is used twice */
     const ModelConfig m = with_sizes(architecture(k->model), 64, 16, 80, MAX_UNITS - 2);
     configure(r, k, m, strategy);
     if (strcmp(k->recipe, "fp8-lm") == 0)
@@ -40,7 +40,7 @@ static void open_run(Run *r, const Case *k, Strategy strategy)
     place_run(r);
 }
 
-/* A step of `parts` micro-batches; the first of several has no labels. */
+/* Runs a step of `parts` micro-batches. If there are several, the first has no labels. */
 static void add_up(Run *r, int parts)
 {
     static int tokens[MOST_TOKENS], targets[MOST_TOKENS];
@@ -57,7 +57,7 @@ static void add_up(Run *r, int parts)
     take_loss(r);
 }
 
-/* Fills all memory of gradients with the bytes of zeros or NaNs. */
+/* Fills the memory of all gradients with bytes of zeros or NaNs. */
 static void fill_grads(const ParamStore *store, int byte)
 {
     for (int u = 0; u < store->num_units; u++)
@@ -68,7 +68,7 @@ static void fill_grads(const ParamStore *store, int byte)
             fill_bytes(store->grad_buffer[i].elements, byte);
 }
 
-/* The sums of `parts` micro-batches; the first adds to zeros or overwrites NaNs. */
+/* Returns the sums of `parts` micro-batches. The first adds to zeros, or overwrites NaNs. */
 static void sum_up(Run *r, int parts, bool empty, double *sum[MAX_UNITS])
 {
     ParamStore *store = &r->store;
@@ -80,7 +80,7 @@ static void sum_up(Run *r, int parts, bool empty, double *sum[MAX_UNITS])
         sum[u] = store->shard[u].slice[TRAINED].count ? values(store->shard[u].grad) : NULL;
 }
 
-/* First the run that adds to zeros, in a model in which nothing was ever empty. */
+/* The run that adds to zeros comes first, in a model whose gradients were never marked empty. */
 static void check_case(Run *r, const char *what)
 {
     static const int parts[] = { 1, MOST_PARTS };
@@ -103,7 +103,8 @@ TEST(test_steps)
     for (size_t s = 0; s < sizeof ways / sizeof ways[0]; s++)
         for (size_t i = 0; i < sizeof cases / sizeof cases[0] && ways[s].shard_ranks <= comm_size();
              i++) {
-            if (s > 0 && (s + i) % 3) /* to save time, each of the others runs a third */
+            /* to save time, each of the other strategies runs a third of the cases */
+            if (s > 0 && (s + i) % 3)
                 continue;
             char what[128];
             Run r;

@@ -1,5 +1,5 @@
-/* ./train --eval_only: the numbers of the run's end, on any number of ranks, without its data; and
- * files that must not change. */
+/* ./train --eval_only computes the numbers of the run's end, on any number of ranks, without the
+ * run's data. Also files that must not change. */
 #include "tests/test.h"
 #include "tests/launch.h"
 #include "tests/sanitized.h"
@@ -33,7 +33,7 @@ static int make_evaluators(void **state)
     return f ? fclose(f) : -1;
 }
 
-/* The last values of a folder's file. */
+/* Reads the last values in the folder's file. */
 static void read_results(double value[NAMES], const char *run, const char *file, long step)
 {
     double of_step[MAX_STEPS];
@@ -70,7 +70,8 @@ static void check_results(const char *run)
             fail_msg("%s, %s: %.9g, in training %.9g", run, names[i], found[i], trained[i]);
 }
 
-/* Batches that are invalid for steps, and no training data: neither is needed. */
+/* The batch sizes are invalid for training steps, and there are no training data: evaluation needs
+ * neither. */
 TEST(test_alone)
 {
     for (int ranks = 1; ranks <= 2 && ranks <= most_ranks(); ranks++) {
@@ -87,8 +88,8 @@ TEST(test_alone)
     }
 }
 
-/* Results are added to the folder of a run, which is otherwise unchanged even with save_overwrite;
- * without a folder they are only printed. */
+/* Results are appended to eval.jsonl in the run's folder, which otherwise does not change, even
+ * with save_overwrite. Without a folder, the results are only printed. */
 TEST(test_folder_stays)
 {
     shell("cd %s/run && find . -type f | sort | xargs cksum >../before", folder);
@@ -112,7 +113,7 @@ TEST(test_folder_stays)
     shell("cd %s/run && find . -type f | sort | xargs cksum | cmp - ../before", folder);
 }
 
-/* An evaluation that a run missed at its end is done once, and no other. */
+/* An evaluation that a run missed at its end is made once, and no other evaluation is made. */
 TEST(test_owed)
 {
     shell("sed -i '$d' %s/run/metrics.jsonl", folder);
@@ -129,8 +130,8 @@ TEST(test_owed)
     }
 }
 
-/* A run's numbers to the bit, from its checkpoint only: all settings are taken from there. They are
- * appended to earlier evaluations, after a truncated line is removed. */
+/* The run's numbers bit for bit, from its checkpoint alone, which has all settings. They are
+ * appended to earlier evaluations, after a truncated line was removed. */
 TEST(test_as_the_run)
 {
     static const char *const runs[] = {
@@ -164,7 +165,7 @@ TEST(test_as_the_run)
     }
 }
 
-/* Results that are only printed, on a full disk. */
+/* The disk is full, and results are only printed. */
 TEST(test_nowhere)
 {
     const char *const asked[] = {

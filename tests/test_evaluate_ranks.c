@@ -1,14 +1,14 @@
-/* The mean loss of a validation set: every sequence once, whatever the ranks, batches and
- * micro-batches are, weighted by its labels. Against the same sequences run one by one on a single
- * rank. On 1, 2 and 4 ranks. */
+/* The mean loss of a validation set, weighted by labels, counts every sequence once, with any
+ * ranks, batches and micro-batches. It is compared with the same sequences, run one by one on a
+ * single rank. On 1, 2 and 4 ranks. */
 #include "kernels/runtime/error.h"
 #include "model/evaluate/evaluate.h"
 #include "tests/test.h"
 #include "tests/ranks_case.h"
 
-/* The batch of a rank is not a multiple of its micro-batch. On 4 ranks a batch is 12 sequences: the
- * last batch of `odd` has one, so that three ranks have none; that of `two files` has 5, so that
- * ranks differ. */
+/* The batch of a rank is not a multiple of its micro-batch. On 4 ranks a batch has 12 sequences.
+ * The last batch of `odd` has one sequence, so three ranks have none. The last batch of `two files`
+ * has 5, so the ranks have different numbers. */
 enum { T = 16, MICRO = 2, EVAL_BATCH = 3, PAD = 1, MOST = 17, NUM_SETS = 4 };
 static const struct {
     const char *name;
@@ -35,13 +35,13 @@ static int token(int set, int sequence, int t)
                                    config.model.vocab_size - 2);
 }
 
-/* Some tokens of the first set are no targets. */
+/* Some tokens of the first set are not targets. */
 static bool is_masked(int set, int sequence, int t)
 {
     return set == 0 && (sequence * T + t) % 5 == 3;
 }
 
-/* After a file's last sequence is the beginning of another one, which is not part of the set. */
+/* After the last sequence of a file begins another one, which is not part of the set. */
 static void write_files(const char *path, const char *mask_path, int set, int first, int count)
 {
     uint16_t ids[(MOST + 1) * T];
@@ -62,7 +62,7 @@ static int make_sets(void **state)
 {
     ModelConfig m = architecture(LLAMA_GQA);
     m.weight_tying = false;
-    /* more than are gathered at a time: ranks must agree on the number of passes */
+    /* more than a rank gathers at a time: the ranks must agree on the number of passes */
     m.n_layers = 3;
     m.eos_token_id = -1;
     m.pad_token_id = PAD;
@@ -111,8 +111,8 @@ static int remove_sets(void **state)
 
 /* ---- the reference --------------------------------------------------------------------------- */
 
-/* Mean over the labels of the first `count` sequences, each a separate micro-batch on an unsharded
- * model. */
+/* Returns the mean over the labels of the first `count` sequences, each as a separate micro-batch
+ * on an unsharded model. */
 static EvalResult one_by_one(int set, int count)
 {
     double loss = 0;
@@ -135,9 +135,9 @@ static EvalResult one_by_one(int set, int count)
     return (EvalResult){ sets[set].name, labels ? loss / (double)labels : NAN, labels };
 }
 
-/* Losses are positive: sums of up to MOST T of them in any order have an error of MOST T roundoffs.
- * A loss depends on logits, whose sums of at most 96 products BLAS may order by the number of rows;
- * the effect through the blocks is allowed as much again. */
+/* Losses are positive, so sums of up to MOST T losses in any order have an error of MOST T
+ * roundoffs. A loss depends on logits. BLAS may order the at most 96 products of a logit's sum by
+ * the number of rows, and the effect through the blocks is allowed as much again. */
 static void check_result(const EvalResult *found, const EvalResult *expected, const char *what)
 {
     assert_string_equal(found->label, expected->label);
@@ -156,7 +156,7 @@ static void check_result(const EvalResult *found, const EvalResult *expected, co
 
 /* ---- tests ----------------------------------------------------------------------------------- */
 
-/* expected for all batches; for the first only, also where two ranks share sequences */
+/* expected for all batches; expected for the first batch, also if two ranks share sequences */
 static EvalResult whole[NUM_SETS], part[NUM_SETS], shared_part[NUM_SETS];
 
 static int set_size(int set)
@@ -164,8 +164,8 @@ static int set_size(int set)
     return sets[set].sequences[0] + sets[set].sequences[1];
 }
 
-/* Sets differ, and so do the means over labels, sequences and positions; else the other tests would
- * be weak. */
+/* The sets have different means, and the means over labels, sequences and positions differ;
+ * otherwise the other tests would be weak. */
 TEST(test_reference)
 {
     const int batch = EVAL_BATCH * comm_size();
@@ -180,7 +180,8 @@ TEST(test_reference)
     assert_int_equal(whole[3].labels, 0);
 }
 
-/* Twice on one model: an evaluation, or a training step before it, does not affect the next. */
+/* Evaluates twice on one model: neither an evaluation nor a training step before it affects the
+ * next evaluation. */
 static void check_mesh(Strategy s, const char *name)
 {
     static int tokens[MICRO * T], targets[MICRO * T];
@@ -198,7 +199,7 @@ static void check_mesh(Strategy s, const char *name)
         check_result(&e, &first[set], name);
         assert_false(e.cut);
     }
-    /* one rank is told to stop: all report it */
+    /* one rank is told to stop; all ranks report it */
     const atomic_int stop = comm_rank() == comm_size() - 1;
     assert_true(evaluate(&r.config, 0, &r.model, &r.store, &stop).cut);
     close_run(&r);

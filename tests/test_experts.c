@@ -1,4 +1,4 @@
-/* Rows and grouped GEMMs of experts, against double precision. */
+/* Compares the operations on rows, and the grouped GEMMs, of experts with double precision. */
 #include "tests/test.h"
 #include "tests/expert_tensors.h"
 
@@ -22,7 +22,8 @@ static void check_gathered(const char *what, Tensor y, Tensor quantized, const R
         assert_true(operand_scale(y) == operand_scale(quantized));
 }
 
-/* A given maximum sets the scale, so a larger one shows that it is used. */
+/* A given maximum sets the scale. The given maximum is larger than the actual one, which shows that
+ * it is used. */
 static void gather_into(Format format, Tensor x, const Routed *g, const char *text)
 {
     Tensor y = make_either(format, g->rows, x.cols), again = make_either(format, g->rows, x.cols),

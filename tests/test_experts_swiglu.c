@@ -1,4 +1,4 @@
-/* SwiGLU of experts, alone and together with a grouped GEMM, against double precision. */
+/* Compares the SwiGLU of experts, alone and together with a grouped GEMM, with double precision. */
 #include "tests/test.h"
 #include "tests/expert_tensors.h"
 
@@ -6,7 +6,7 @@ static const Format H = { BF16, 0 }, E4 = { E4M3, 0 }, E5 = { E5M2, 0 }, E16 = {
 
 /* ---- SwiGLU ---------------------------------------------------------------------------------- */
 
-/* Results and bounds: act (R,F), dgate_up (R,2F), dweight (R). */
+/* Results and error bounds: act (R,F), dgate_up (R,2F), dweight (R). */
 typedef struct {
     double *act, *ba, *d, *bd, *dweight, *bw;
 } Swiglu;
@@ -17,10 +17,10 @@ static double sigmoid_error(double g, double s)
     return ((1 - s) * (2 + 1.173 * fabs(g)) * 2 + 4 + 1) * U24;
 }
 
-/* The rows of experts. bx, bdact: errors of gate_up and dact, or NULL; dact may be NULL. act
- * depends on errors of gate and up with the slopes u s t, at most 1.1 |u|, and g s. t = 1 + g (1-s)
- * has an error of |g| (s E + 3 u (1-s)) and u of its terms; other products u each. If e^-g
- * overflows F32, s is 0 instead of less than 1e-38. */
+/* Computes the rows of experts. bx, bdact: errors of gate_up and dact, or NULL; dact may be NULL.
+ * The derivatives of act are u s t, at most 1.1 |u|, for gate, and g s for up. t = 1 + g (1-s) has
+ * an error of |g| (s E + 3 u (1-s)) and u of its terms. Each other product has an error of u. If
+ * e^-g overflows F32, s is 0 instead of less than 1e-38. */
 static Swiglu swiglu_reference(const double *gate_up, const double *bx, const double *dact,
                                const double *bdact, int width, const Routed *g)
 {
@@ -59,7 +59,7 @@ static Swiglu swiglu_reference(const double *gate_up, const double *bx, const do
     return r;
 }
 
-/* Saved values equal those of quantize. */
+/* The saved values equal those of quantize. */
 static void check_gate_up(Tensor gate_up, Tensor wide, const Routed *g)
 {
     Tensor expected = make(gate_up.format, g->used, gate_up.cols);
@@ -69,7 +69,7 @@ static void check_gate_up(Tensor gate_up, Tensor wide, const Routed *g)
     check_not_written("saved", gate_up, g);
 }
 
-/* dweight of assignments; padding has none. */
+/* The dweight of assignments; padding has none. */
 static void check_dweight(const char *what, Tensor dweight, const Swiglu *r, const Routed *g)
 {
     const size_t n = (size_t)(g->host.tokens * g->host.top_k);
@@ -125,7 +125,7 @@ static void forward_case(const Formats *f, const Case *c, const Routed *g, Forwa
     check_gate_up(m.gate_up, m.wide, g);
 }
 
-/* The gradient without act, with one copy of act, and over its inputs. */
+/* Computes the gradient without act, with one copy of act, and in place of its inputs. */
 static void backward_variants(const Formats *f, const Mlp *m, const Routed *g)
 {
     const int width = m->act.cols;
@@ -147,7 +147,7 @@ static void backward_variants(const Formats *f, const Mlp *m, const Routed *g)
         check_same_rows("act in two halves", halves, m->recomputed, g);
     }
     Tensor over = d;
-    if (f->saved.group) /* codes over codes */
+    if (f->saved.group) /* codes that overwrite codes */
         over.data = m->gate_up.data;
     else if (format_equal(f->saved, f->gradient))
         over = m->gate_up;
@@ -188,15 +188,15 @@ TEST(test_swiglu)
 
 /* ---- with a GEMM ----------------------------------------------------------------------------- */
 
-/* wide and dact are rounded to their formats, or not, if one kernel does both. */
+/* wide and dact are rounded to their formats, except if one kernel computes both operations. */
 static void add_rounding(double *bound, const double *ref, Format stream, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         bound[i] += unit_roundoff(stream) * (fabs(ref[i]) + bound[i]);
 }
 
-/* gate_up in groups of E4M3: relative errors of 2^-4; absolute ones of half the smallest code if a
- * group's largest value has a code of 224 or more: below 2^-17 of this value. */
+/* gate_up in E4M3 groups has relative errors of 2^-4. If the largest value of a group has a code of
+ * 224 or more, it also has absolute errors of half the smallest code: below 2^-17 of this value. */
 static void check_saved_groups(const char *what, Tensor t, const double *ref, const double *bound)
 {
     const double *x = values(t);
@@ -222,7 +222,7 @@ static void matmul_swiglu_case(const Formats *f, const Case *c, const Routed *g)
            act = make_either(f->operand, g->rows, width),
            saved = f->saved.group ? make(f->saved, g->rows, O) : wide;
     x.fast = f->fast;
-    m.gate_up = make(f->saved, g->rows, O); /* not the memory of wide, which may stay as it was */
+    m.gate_up = make(f->saved, g->rows, O); /* separate memory, so that wide stays as it was */
     TWICE(experts_matmul_swiglu(m.act, m.gate_up, wide, only_rows(x), only_rows(w), g->device),
           m.act, m.gate_up);
     grouped(ref, bound, values(x), W, C, O, f, g);
@@ -270,7 +270,7 @@ TEST(test_with_matmul)
 
 /* ---- reused scales --------------------------------------------------------------------------- */
 
-/* Inputs of the operations below, each of which writes an FP8 tensor of the rows in use. */
+/* Inputs of the operations below. Each operation writes an FP8 tensor with the rows in use. */
 static struct {
     Routed g;
     Tensor x, stream, up, down, wide, gate_up, dact, dy, dweight, act, amax;
@@ -314,7 +314,7 @@ static void run_matmul_dx_swiglu(Tensor y)
                              in.gate_up, in.g.device);
 }
 
-/* width: columns of y in units of C or of F. */
+/* width: number of columns of y, in units of C or of F. */
 typedef struct {
     const char *name;
     void (*run)(Tensor y);
@@ -372,7 +372,7 @@ static uint8_t *run_in_range(const Op *op, Tensor y, float range, size_t *bytes)
 }
 
 /* As in test_fp8_ranges: a range of max|y| / h gives the bits of a measured scale, because max|y|
- * just fits. A range that is exceeded gives the result of the range max|y|. */
+ * just fits. If the range is exceeded, the result is that of the range max|y|. */
 static void reuse_case(const Op *op, const Case *c, bool transposed)
 {
     const Format f = op->gradient ? E5 : E4;
@@ -400,11 +400,11 @@ static void reuse_case(const Op *op, const Case *c, bool transposed)
         assert_true(scale_amax_of(y) == amax);
     }
     check_used_transposed(op->name, y, &in.g);
-    if (!op->C) /* gather leaves other rows undefined */
+    if (!op->C) /* gather does not define other rows */
         check_not_written(op->name, y, &in.g);
 }
 
-/* The codes in a range have the values of the measured ones, but for the smallest. */
+/* Within the range, codes have the values of the measured codes, except for the smallest. */
 static void range_codes(const Op *op, const Case *c)
 {
     const Format f = op->gradient ? E5 : E4;

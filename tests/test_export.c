@@ -1,5 +1,5 @@
-/* ./train --export: each weight is the checkpoint's, rounded; files and folders are as from
- * save_pretrained; nothing is overwritten, and incomplete folders have another name. */
+/* ./train --export: each weight equals the checkpoint's weight, rounded. Files and folders are as
+ * from save_pretrained. Nothing is overwritten, and incomplete folders have another name. */
 #include <signal.h>
 #include <sys/file.h>
 #include <sys/resource.h>
@@ -23,8 +23,8 @@ static unsigned encode(const char *dtype, double x, bool fits)
     return code;
 }
 
-/* Every code is exact; other values round to the nearest code, ties to even; none exists after the
- * last. */
+/* Every value that a code can represent stays exact; other values round to the nearest code, ties
+ * to even. */
 static void check_codes(const char *dtype, int exponent_bits, int mantissa_bits)
 {
     const unsigned end = ((1u << exponent_bits) - 1) << mantissa_bits;
@@ -65,7 +65,7 @@ static void expect_files(const char *name, const char *expected)
     shell(text("test \"$(ls %s | tr '\\n' ' ')\" = '%s '", name, expected));
 }
 
-/* The tensor's bytes, valid until release(). */
+/* Returns the bytes of the tensor, valid until release(). */
 static void *bytes_of(const SafeFile *f, const SafeTensor *t)
 {
     void *bytes = keep(t->end - t->begin);
@@ -84,7 +84,7 @@ static void check_rounded(const float *master, const void *raw, const char *dtyp
     }
 }
 
-/* All tensors of the exported file against those of the checkpoint, which holds f32. */
+/* Compares all tensors of the exported file with those of the checkpoint, which is in f32. */
 static void check_export(const Run *r, const char *dtype)
 {
     const char *folder = lasting(text("%s/%s", r->config.save_folder, dtype));
@@ -109,7 +109,7 @@ static void check_export(const Run *r, const char *dtype)
     safetensors_close(to);
 }
 
-/* config.json is the checkpoint's, except for the type. */
+/* config.json equals the checkpoint's config.json, except for the type. */
 static void check_config(const Run *r, const char *dtype, const char *name)
 {
     json_t *from = json_load_file(text("%s/config.json", step_folder(r, 1)), 0, NULL);
@@ -152,7 +152,7 @@ TEST(test_architectures)
     }
 }
 
-/* Each file has at most the requested size, or one tensor; the index has the file of each
+/* Each file has at most the requested size, or a single tensor. The index names the file of each
  * tensor. */
 TEST(test_shards)
 {
@@ -194,14 +194,15 @@ TEST(test_shards)
                files));
     safetensors_close(one);
     json_decref(index);
-    load(&r, parts); /* the export is a model folder */
+    load(&r, parts); /* the export can be loaded as a model folder */
     export_folder(parts, NULL, text("%s/again", root), "BF16", CHECKPOINT_FILE_BYTES);
     shell(text("cd %s && cmp again/model.safetensors whole/model.safetensors", root));
     close_run(&r);
     release();
 }
 
-/* Copied byte for byte; files of the training or unknown files are not copied. */
+/* The tokenizer's files are copied byte for byte. Training files and unknown files are not
+ * copied. */
 TEST(test_tokenizer_files)
 {
     Run r;
@@ -225,8 +226,8 @@ TEST(test_tokenizer_files)
     release();
 }
 
-/* A checkpoint's generation_config.json has the eos of the run, before those of the model that it
- * began with. */
+/* The generation_config.json of a checkpoint has the run's eos, in front of those of the model with
+ * which the run began. */
 TEST(test_stops)
 {
     static const struct {
@@ -259,11 +260,11 @@ TEST(test_stops)
         json_decref(config);
     }
     shell(text("cd %s && rm -r stops out && mkdir stops", root));
-    /* for later checkpoints of the process: none */
+    /* later checkpoints of the process have none */
     tokenizer_files_read(text("%s/stops", root), root);
 }
 
-/* Messages about a tokenizer in the configuration, before a run begins. */
+/* Messages about a tokenizer in the configuration come before a run begins. */
 TEST(test_tokenizers)
 {
     needs_fork();
@@ -330,7 +331,7 @@ TEST(test_refusals)
         assert_true(i < 2 || !exists(target));
         shell(text("cd %s && rm -rf refused step1 && mv safe step1", r.config.save_folder));
     }
-    /* a foreign folder, here the source */
+    /* a folder that the export did not write, here the source */
     shell(text("rm -rf %s.tmp && cp -r %s %s.tmp", target, step, target));
     DIES("refused.tmp exists and is not from an interrupted export",
          export_folder(text("%s.tmp", target), NULL, target, "BF16", CHECKPOINT_FILE_BYTES));
@@ -347,7 +348,7 @@ TEST(test_refusals)
     release();
 }
 
-/* Values outside the range of the type, and NaN. */
+/* Values outside of the range of the type, and NaN. */
 TEST(test_values)
 {
     needs_fork();
@@ -363,7 +364,7 @@ TEST(test_values)
         const float safe = i < 2 ? big[i] : 1;
         device_put(r.store.shard[0].slice[TRAINED].stored.data, &safe, sizeof safe);
         save(&r, i);
-        if (i == 2) { /* our checkpoints never contain it */
+        if (i == 2) { /* our checkpoints never contain NaN */
             SafeFile *f = safetensors_open(text("%s/model.safetensors", step_folder(&r, 2)));
             FILE *file = fopen(f->path, "r+");
             assert_true(
@@ -377,7 +378,7 @@ TEST(test_values)
              export_folder(step_folder(&r, i), NULL, target, dtype[i], CHECKPOINT_FILE_BYTES));
         assert_false(exists(target));
     }
-    /* values.tmp was there */
+    /* values.tmp existed before */
     export_folder(step_folder(&r, 0), NULL, target, "BF16", CHECKPOINT_FILE_BYTES);
     assert_false(exists(text("%s.tmp", target)));
     close_run(&r);
@@ -411,7 +412,7 @@ TEST(test_arguments)
 
 /* ---- interruptions --------------------------------------------------------------------------- */
 
-/* The disk accepts only `bytes` of any file. */
+/* The disk accepts only `bytes` bytes of a file. */
 static void export_on_full_disk(const char *source, const char *target, const char *dtype,
                                 rlim_t bytes)
 {
@@ -420,7 +421,7 @@ static void export_on_full_disk(const char *source, const char *target, const ch
     export_folder(source, NULL, target, dtype, CHECKPOINT_FILE_BYTES);
 }
 
-/* Killed by the first byte after the limit. */
+/* The signal of the first byte after the limit kills the process. */
 static void killed(const char *source, const char *target)
 {
     setrlimit(RLIMIT_CORE, &(struct rlimit){ 0, 0 });
@@ -450,7 +451,7 @@ TEST(test_interrupted)
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFSIGNALED(status) && !exists(target) && exists(text("%s.tmp", target)));
 
-    /* simulates another process that writes it */
+    /* simulates another process that writes the same folder */
     FILE *other = fopen(text("%s.tmp", target), "re");
     assert_true(other && flock(fileno(other), LOCK_EX) == 0);
     DIES("another process is writing it",

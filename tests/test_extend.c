@@ -1,6 +1,5 @@
-/* Runs of the schedule wsd that are extended: the same losses as a run that was longer from the
- * start, rates by the formula of the decay, and what is refused. Rates of all schedules when a run
- * becomes longer. */
+/* Extended WSD runs have the same losses as a run that was longer from the start, and rates by the
+ * formula of the decay. Also refusals, and the rates of all schedules when a run becomes longer. */
 #include "tests/test.h"
 #include "tests/launch.h"
 
@@ -31,8 +30,8 @@ static void check_same(const char *a, const char *b, int first, int last)
             fail_msg("step %d: loss %.9g in %s, %.9g in %s", i, x[i], a, y[i], b);
 }
 
-/* The rates of the steps from `first` on: 1e-3 after two steps of warmup, 1e-3 (0.1 + 0.9 left / 4)
- * in the last four. */
+/* Returns the rates from step `first` on: 1e-3 after two steps of warmup, and 1e-3 (0.1 + 0.9 left
+ * / 4) in the last four steps. */
 static void check_rates(const char *run, int first, int last)
 {
     double rate[MAX_STEPS];
@@ -47,7 +46,7 @@ static void check_rates(const char *run, int first, int last)
     }
 }
 
-/* The decay of `short` begins after step 12, where a checkpoint is. */
+/* The decay of `short` begins after step 12, at which there is a checkpoint. */
 TEST(test_goes_on)
 {
     expect_status(run(1, "long", "--max_duration=24"), 0);
@@ -60,15 +59,15 @@ TEST(test_goes_on)
           folder);
     assert_true(exists("short/step16"));
     shell("sed -n 's/^load_path: //p' %s/extended/config.yaml | grep -q short/step12", folder);
-    /* the same command, interrupted: the checkpoints of its own folder come first */
+    /* the same command after an interruption: checkpoints of its own folder come first */
     expect_status(run(1, "halves", from("short", "--max_duration=24 --stop_at=18")), 0);
     expect_status(run(2, "halves", from("short", "--max_duration=24 --try_load_latest_save")), 0);
     expect_output("halves/step18, at step 18 of 24");
     check_same("long", "halves", 13, 18);
 }
 
-/* Decays from any checkpoint, also of a run that is not over; afterwards the stable part continues
- * from there. */
+/* A decay can start from any checkpoint, also while the run is not over. Afterwards the stable
+ * phase continues from there. */
 TEST(test_branches)
 {
     expect_status(run(1, "branch", from("long/step8", "--max_duration=12")), 0);
@@ -87,8 +86,8 @@ TEST(test_branches)
         0);
     expect_output("tokens/step12, at step 12 of 20");
     check_rates("tokens-on", 13, 20);
-    /* Four steps of 128 tokens, then of 256: 3584 tokens, whose decay begins at 2304, in step
-     * 11. */
+    /* Four steps of 128 tokens, then steps of 256: 3584 tokens, whose decay begins at token 2304,
+     * in step 11. */
     const char *const warm = "--scheduler.units=tokens --scheduler.t_decay=1280 "
                              "--batch_size_warmup=[4] --scheduler.t_warmup=512 ";
     char text[256];
@@ -123,15 +122,15 @@ TEST(test_refusals)
         expect_output(cases[i].error);
         assert_false(exists("refused"));
     }
-    /* nothing is lost unless that is asked for */
+    /* no checkpoint is lost unless the user asks for it */
     expect_status(run(1, "short", from("short", "--max_duration=24")), 1);
     expect_output("--save_overwrite goes back and deletes later checkpoints, --save_folder=... "
                   "uses another folder");
     assert_true(exists("short/step16"));
 }
 
-/* A longer run whose checkpoint is in the decay stops, and changes nothing. With the same length
- * the decay goes on, and before it the stable part. */
+/* If the checkpoint of a longer run is in the decay, the run stops and changes nothing. With the
+ * same length, the decay continues. Before the decay, the stable phase continues. */
 TEST(test_decay_is_over)
 {
     char text[256];
@@ -160,7 +159,7 @@ TEST(test_decay_is_over)
     assert_null(strstr(output, "the learning rate of step"));
 }
 
-/* Runs of 4 steps that go on to step 10: the rate of step 5 by the formula of each schedule. */
+/* Runs of 4 steps continue to step 10. The rate of step 5 follows the formula of each schedule. */
 TEST(test_rises)
 {
     static const struct {

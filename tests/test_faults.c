@@ -22,7 +22,8 @@ static int timeout_seconds(void)
 
 /* ---- the processes of a run ------------------------------------------------------------------ */
 
-/* A file of /proc, NUL between its entries and two at its end; empty if the process is gone. */
+/* Reads a file of /proc, with a NUL after each entry and two at the end; empty if the process is
+ * gone. */
 static size_t read_proc(char *text, size_t size, const char *pid, const char *name)
 {
     char path[300];
@@ -44,7 +45,7 @@ static bool has_entry(const char *text, size_t n, const char *entry)
     return false;
 }
 
-/* The process of a rank of the run that saves in folder/run; 0: none (yet). */
+/* Returns the process of a rank of the run that saves in folder/run; 0: there is none (yet). */
 static pid_t find_rank(const char *run, int rank)
 {
     static char text[1 << 16];
@@ -102,7 +103,7 @@ static void wait_for_steps(FILE *p, const char *run, int steps)
     }
 }
 
-/* The highest N of all step<N>.tmp; 0: none. */
+/* Returns the highest N of all step<N>.tmp; 0: there is none. */
 static long unfinished_save(const char *run)
 {
     char path[512], *end;
@@ -131,7 +132,7 @@ static void wait_for_save(const char *run, long from)
     }
 }
 
-/* The run must end by itself, soon after `since`, with a status other than 0. */
+/* The run must end by itself, soon after `since`, with a status that is not 0. */
 static void expect_end(FILE *run, double since)
 {
     int status = finish(run);
@@ -165,7 +166,7 @@ static FILE *start_run(int ranks, const char *run, const char *more)
     return start(ranks, arguments);
 }
 
-/* Resumes `run` to its end; its losses must be those of an undisturbed run. */
+/* Resumes `run` to its end. Its losses must equal those of an undisturbed run. */
 static void expect_same_losses(const char *run, const char *more)
 {
     static double whole[MAX_STEPS];
@@ -198,8 +199,8 @@ TEST(test_kill_in_a_step)
     expect_same_losses("kill", "--save_interval=2");
 }
 
-/* One rank is killed while a checkpoint is written, then, in the next run, all. The first to be
- * signalled is stopped, so that the others cannot complete the save without it. */
+/* One rank is killed while a checkpoint is written; in the next run, all ranks are killed. Rank 1
+ * is stopped before, so that the other ranks cannot complete the save without it. */
 TEST(test_kill_in_a_save)
 {
     int interrupted = 0;
@@ -239,7 +240,7 @@ TEST(test_stop)
     assert_int_equal(find_rank("stop", 1), 0);
 }
 
-/* A working folder for one rank, with configs and data. */
+/* Makes a working folder for one rank, with configurations and data. */
 static void make_home(char *path, const char *name)
 {
     char here[PATH_MAX], command[4 * PATH_MAX];
@@ -251,7 +252,7 @@ static void make_home(char *path, const char *name)
     assert_int_equal(system(command), 0);
 }
 
-/* Two ranks, each in its own folder. */
+/* Starts two ranks, each in its own folder. */
 static FILE *start_apart(const char *first, const char *second, const char *arguments)
 {
     char program[PATH_MAX], train[PATH_MAX + 2048];
@@ -262,7 +263,7 @@ static FILE *start_apart(const char *first, const char *second, const char *argu
                          setting("LAUNCH", "mpirun --oversubscribe"), first, train, second, train);
 }
 
-/* Opening a pipe waits for a writer: no file of a run or of its start may be one. */
+/* Opening a pipe waits for a writer. So no file that a run reads may be a pipe. */
 TEST(test_pipes)
 {
     static const char *const names[] = { "tokenizer.json", "config.json", "trainer.json",
@@ -293,7 +294,7 @@ TEST(test_pipes)
     }
 }
 
-/* A rank that does not see rank 0's save_folder: an error of only one rank, before the first
+/* A rank that does not see rank 0's save_folder: a single rank has the error, before the first
  * step. */
 TEST(test_error_of_one_rank)
 {
@@ -305,7 +306,7 @@ TEST(test_error_of_one_rank)
     expect_end(p, clock_seconds());
     expect_once("error (rank 1): save_folder run of rank 1 on ");
     assert_null(strstr(output, "step 1/4"));
-    for (int i = 0; i < 2; i++) { /* both are empty */
+    for (int i = 0; i < 2; i++) { /* both folders are empty */
         char command[PATH_MAX + 64];
         snprintf(command, sizeof command, "test -z \"$(ls -A %s/run)\"", i ? second : first);
         assert_int_equal(system(command), 0);
@@ -313,7 +314,7 @@ TEST(test_error_of_one_rank)
     assert_null(strstr(output, "ended without a message"));
 }
 
-/* Two ranks with different files: the run does not start. */
+/* Two ranks have different files, so the run does not start. */
 static void differ_case(const char *name, const char *change, const char *message)
 {
     char home[PATH_MAX], command[2 * PATH_MAX], arguments[512];
@@ -341,7 +342,7 @@ TEST(test_ranks_differ)
                 "the ranks have different data files");
 }
 
-/* Each rank has its own save_folder, and only one has a checkpoint. */
+/* Each rank has its own save_folder, and only one of the folders has a checkpoint. */
 TEST(test_checkpoints_differ)
 {
     char first[PATH_MAX], second[PATH_MAX];
@@ -354,7 +355,8 @@ TEST(test_checkpoints_differ)
     expect_end(p, clock_seconds());
     expect_once("the ranks have different checkpoints to continue");
 
-    /* both have it, with another window of spikes: the ranks would not skip the same steps */
+    /* both have the checkpoint, but with different windows of spikes: the ranks would not skip the
+     * same steps */
     char command[4 * PATH_MAX], arguments[PATH_MAX];
     snprintf(command, sizeof command,
              "cp -r %s/run %s && sed -i 's/\"loss\": \".*\"/\"loss\": \"1 2\"/' "
@@ -368,7 +370,8 @@ TEST(test_checkpoints_differ)
     expect_once("the ranks have different trainer.json in run/step2");
 }
 
-/* Missing validation files are reported before the first step, with how to run without them. */
+/* Missing validation files are reported before the first step. The message says how to run without
+ * them. */
 TEST(test_no_validation_file)
 {
     FILE *p =
@@ -380,6 +383,6 @@ TEST(test_no_validation_file)
 
 int main(void)
 {
-    ids = ""; /* so that a kill hits a step or a save */
+    ids = ""; /* slower steps, so that a kill hits a step or a save */
     return run_all_tests(make_folder, remove_folder);
 }

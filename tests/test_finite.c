@@ -22,7 +22,7 @@ static void put_at(void *data, size_t i, uint32_t value, size_t bytes)
     device_put((char *)data + i * bytes, &value, bytes);
 }
 
-/* Numbers of codes where vectors, blocks and tensors begin and end, and some between. */
+/* Sizes at which vectors, blocks and tensors begin and end, and some sizes between. */
 static const size_t places[] = { 0,    1,    7,         15,        16,       17,      31,
                                  1023, 1024, COLS - 17, COLS - 16, COLS - 2, COLS - 1 };
 enum { PLACES = sizeof places / sizeof places[0] };
@@ -32,7 +32,7 @@ typedef struct {
     bool bad, bad_as_square;
 } Case;
 
-/* A tensor of small numbers, with a code stored at each place and removed again. */
+/* A tensor of small numbers. A code is stored at each position and removed again. */
 static void check_codes(Format f, const Case *cases, int count)
 {
     const size_t size = dtype_size(f.dtype);
@@ -155,7 +155,7 @@ TEST(test_scales)
     device_free(flag);
 }
 
-/* Views with any start and length check only their own numbers; an earlier finding stays. */
+/* Views with any start and length check only their own numbers. An earlier finding stays. */
 TEST(test_views)
 {
     static const DType types[] = { F32, BF16 };

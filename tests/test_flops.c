@@ -1,5 +1,5 @@
-/* FLOPs of a token, counted one by one; the "speed of light" of metrics.jsonl, on a device with
- * known rates; and the remaining time on the terminal. */
+/* Counts the FLOPs of a token one by one. Also checks throughput/device/speed_of_light in
+ * metrics.jsonl, on a device with known rates, and the remaining time on the terminal. */
 #include <unistd.h>
 
 #include <jansson.h>
@@ -31,8 +31,8 @@ static TokenFlops flops_of(const Config *c)
     return f;
 }
 
-/* Attention's FLOPs are those of the keys that tokens see, counted one by one, minus half a key per
- * token, for T/2 instead of (T+1)/2. */
+/* The FLOPs of attention are those of the keys that tokens attend to, counted one by one, minus
+ * half a key per token: T/2 instead of (T+1)/2. */
 TEST(test_flops)
 {
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++) {
@@ -55,10 +55,10 @@ TEST(test_flops)
     }
 }
 
-/* Frozen weights have no gradient, and backward ends at the first unit that trains something. */
+/* Frozen weights have no gradient, and backward ends at the first unit with trained weights. */
 TEST(test_flops_of_a_part)
 {
-    /* passes: forward is 1 */
+    /* passes: the forward pass counts as 1 */
     static const struct {
         char *pattern;
         double block[2], attention[2], head;
@@ -85,7 +85,7 @@ TEST(test_flops_of_a_part)
     }
 }
 
-/* A GPU with unreal rates; the linker uses it in place of device_peak_flops. */
+/* A GPU with invented rates. The linker uses this function in place of device_peak_flops. */
 enum { F32_RATE = 3000000, BF16_RATE = 7000000, FP8_RATE = 11000000 };
 
 double __wrap_device_peak_flops(int bits);
@@ -94,7 +94,7 @@ double __wrap_device_peak_flops(int bits)
     return bits == 32 ? F32_RATE : bits == 16 ? BF16_RATE : FP8_RATE;
 }
 
-static char folder[32], logged[4096]; /* logged: the last line of metrics.jsonl there */
+static char folder[32], logged[4096]; /* logged: the last line of metrics.jsonl in `folder` */
 
 static double metric(const char *name)
 {
@@ -104,7 +104,7 @@ static double metric(const char *name)
     return x;
 }
 
-/* A step of a run of `ranks` and `steps`, `milliseconds` after its start. */
+/* Logs a step of a run with `ranks` ranks and `steps` steps, `milliseconds` after its start. */
 static void log_one_step(Config *c, int ranks, long steps, int milliseconds)
 {
     char path[64];
@@ -123,7 +123,7 @@ static void log_one_step(Config *c, int ranks, long steps, int milliseconds)
     assert_true(unlink(path) == 0 && rmdir(folder) == 0);
 }
 
-/* A step's tokens per second, divided by their fraction of the speed of light in metrics.jsonl. */
+/* Returns a step's tokens per second, divided by speed_of_light in metrics.jsonl. */
 static double logged_speed_of_light(Config *c)
 {
     log_one_step(c, 1, 2, 0);
@@ -133,9 +133,10 @@ static double logged_speed_of_light(Config *c)
     return speed / share;
 }
 
-/* Each product counts at the rate of its operands: blocks in the recipe's format, forward and
- * backward; the head in the stream's format or, backward, in the head's; attention in the stream's.
- * A matrix of w weights takes 6 w, a third of it forward. */
+/* Each product counts at the rate of its operands. Blocks have the recipe's format, forward and
+ * backward. The head has the stream's format forward, and the format of the head backward.
+ * Attention has the stream's format. A matrix of w weights takes 6 w FLOPs, a third of them
+ * forward. */
 TEST(test_speed_of_light)
 {
     const double bf16 = BF16_RATE, fp8 = FP8_RATE;
@@ -165,7 +166,7 @@ TEST(test_speed_of_light)
     }
 }
 
-/* The remaining time is that of all ranks together for the remaining tokens. */
+/* The remaining time is the time that all ranks together need for the remaining tokens. */
 TEST(test_time_left)
 {
     enum { STEPS = 10000 };
@@ -195,7 +196,7 @@ TEST(test_time_left)
     }
 }
 
-/* A token's layers cost what they cost on one rank, whichever number of ranks computes them. */
+/* The layers of a token cost the same FLOPs on any number of ranks. */
 TEST(test_flops_of_cut_layers)
 {
     const ModelConfig m = architecture(LLAMA);

@@ -13,7 +13,8 @@ static float amax_of(const double *x, size_t n)
     return amax;
 }
 
-/* The scale of a group: it maps the largest code <= a, in the binade of the largest codes, to a. */
+/* Returns the scale of a group: it maps the largest code <= a, in the binade of the largest codes,
+ * to a. */
 static uint8_t expected_byte(float a, DType d)
 {
     const double *code = fp8_table(d);
@@ -32,7 +33,7 @@ static uint8_t expected_byte(float a, DType d)
     return (uint8_t)(s < 254 ? s : 254);
 }
 
-/* The expected snapshot of `t`, from the values that were quantized. */
+/* Returns the expected snapshot of `t`, from the values that were quantized. */
 static uint8_t *expected_bytes(Tensor t, const double *x)
 {
     const size_t n = tensor_numel(t), codes = t.data_t ? 2 * n : n;
@@ -83,13 +84,14 @@ static void check_quantize(const char *what, Format f, Tensor x, bool transposed
     quantize(half, y);
     quantize(rounded, back);
     const double *exact = values(y), *got = values(back);
-    /* code times scale in F32, rounded again for BF16 */
+    /* code times scale in F32, for BF16 rounded again */
     for (size_t i = 0; i < tensor_numel(x); i++)
         assert_true(isnan(exact[i]) ? isnan(got[i]) : got[i] == (double)(float)exact[i]);
     check_same_bytes(text, tensor_snapshot(half), tensor_snapshot(rounded), tensor_bytes(half));
 }
 
-/* Rows of very different size, a row of zeros, one of numbers too small for any scale, ties. */
+/* Rows of very different sizes, a row of zeros, a row of numbers too small for any scale, and
+ * ties. */
 static void fill_hard(Tensor t)
 {
     float *x = keep(tensor_numel(t) * sizeof *x);
@@ -121,8 +123,8 @@ TEST(test_quantize)
             }
 }
 
-/* With the format's largest value in the tensor, S is 1 and codes are those of the numbers: every
- * BF16 value and every tie in range, and random floats. */
+/* If the tensor contains the format's largest value, S is 1 and the codes are those of the numbers:
+ * every BF16 value and every tie in range, and random floats. */
 TEST(test_rounding)
 {
     enum { N = 1 << 18 };
@@ -145,8 +147,8 @@ TEST(test_rounding)
     }
 }
 
-/* Maxima of groups: every exponent, all digits near changes of the code, the scale or both, and
- * random ones. */
+/* Maxima of groups: every exponent; all mantissas near values at which the code, the scale or both
+ * change; and random ones. */
 TEST(test_group_scales)
 {
     enum { COLS = 512, ROWS = 2048, GROUPS = COLS / 16 * ROWS };
@@ -168,7 +170,8 @@ TEST(test_group_scales)
     }
 }
 
-/* NaN stays and does not affect the scale; an infinity spoils all values that share its scale. */
+/* NaN stays NaN and does not affect the scale. An infinity spoils all values that share its
+ * scale. */
 TEST(test_not_finite)
 {
     for (int i = 0; i < FORMATS; i++) {
@@ -190,7 +193,7 @@ TEST(test_not_finite)
     }
 }
 
-/* From one FP8 format to another, and sums over FP8, through values. */
+/* Converts from one FP8 format to another, and sums FP8 values, by decoded values. */
 TEST(test_between_formats)
 {
     for (int i = 0; i < FORMATS; i++)
@@ -208,7 +211,7 @@ TEST(test_between_formats)
         }
 }
 
-/* The halves of quantize: a scale that stays, codes without rows or without a transpose, a
+/* The two halves of quantize: a given scale, codes without rows or without a transpose, and a
  * transpose of codes. */
 TEST(test_halves)
 {
@@ -294,8 +297,8 @@ TEST(test_items)
     release();
 }
 
-/* Transposing uses tiles, and a CUDA grid has at most 65,535 rows of them. The memory of such a
- * tensor is not accessed. */
+/* A transpose uses tiles, and a CUDA grid has at most 65,535 rows of tiles. The test does not
+ * access the memory of such a tensor. */
 TEST(test_too_many_rows)
 {
     if (on_cpu())

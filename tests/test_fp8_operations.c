@@ -1,8 +1,8 @@
 /* Operations that read or write FP8, as COAT's data flow uses them: quantize, norms, SwiGLU, linear
- * layers; the rotation is in test_fp8_rope.c. Each against a double reference computed from the
- * stored codes, with bounds derived next to it, and on CUDA also against the CPU's record. Shapes
- * end inside the tiles of 128 x 64 in which the CUDA back end moves codes, and inside its warps. u
- * = 2^-24. */
+ * layers. test_fp8_rope.c tests the rotation. Each operation is compared with a double reference
+ * that is computed from the stored codes. A comment derives each bound. On CUDA the results are
+ * also compared with the CPU's record. The shapes end inside the tiles of 128 x 64 in which the
+ * CUDA back end moves codes, and inside its warps. u = 2^-24. */
 #include "tests/test.h"
 #include "tests/fp8.h"
 #include "tests/norm.h"
@@ -83,8 +83,7 @@ static void quantize_operand(Format f, Tensor x)
     check_same_bytes("scale, rows, columns", tensor_snapshot(halves), expected, bytes);
 }
 
-/* With more rows than x: x's codes, then zeros, in rows and columns. Old contents are
- * overwritten. */
+/* y has more rows and columns than x: the codes of x, then zeros. Old contents are overwritten. */
 static void quantize_padded(Format f, int N, int C)
 {
     const int padded = (N + 15) / 16 * 16 + (N % 3 ? 0 : 16);
@@ -172,8 +171,8 @@ static const NormCase norm_cases[] = {
 };
 enum { NORM_CASES = sizeof norm_cases / sizeof norm_cases[0] };
 
-/* With y's scale, norm_recompute writes the same codes, both copies or either; and forward without
- * the transpose writes the same rows. */
+/* With the scale of y, norm_recompute writes the same codes: both copies, or either one. Forward
+ * without the transpose writes the same rows. */
 static void check_norm_recompute(Tensor y, Tensor x, Tensor stats, Tensor stream, Tensor w,
                                  Norm norm)
 {
@@ -224,8 +223,8 @@ static void norm_forward_case(const Shape *s, const NormCase *k)
     check_norm_recompute(y, x, stats, stream, w, norm);
 }
 
-/* norm_backward replaces a larger number by max|dx|. With it quantize makes the same codes as
- * without; a larger maximum gives a larger scale. */
+/* norm_backward replaces a larger number by max|dx|. With this maximum, quantize makes the same
+ * codes as without it. A larger maximum gives a larger scale. */
 static void check_amax(Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor stats, Tensor w, Norm norm,
                        bool accumulate)
 {
@@ -253,7 +252,7 @@ static void check_amax(Tensor dx, Tensor dw, Tensor dy, Tensor x, Tensor stats, 
     assert_true(*values(amax) == 8 * max);
 }
 
-/* dx in BF16 accumulates, as in the stream; in E5M2 it is the operand of a GEMM. */
+/* In BF16, dx accumulates, as in the stream. In E5M2, dx is the operand of a GEMM. */
 static void norm_backward_case(const Shape *s, const NormCase *k, bool operand)
 {
     const int N = s->N, C = s->C;
@@ -315,16 +314,17 @@ TEST(test_norm)
 
 /* ---- SwiGLU ---------------------------------------------------------------------------------- */
 
-/* Relative error of s = 1/(1+e^-g) on CUDA's fast functions, whose errors the CUDA C programming
- * guide gives: __expf 2 + 1.173 |g| ulp, of which the share e^-g s = 1 - s counts, __fdividef 2
- * ulp; an ulp is at most 2 u, and the sum rounds once. The CPU's functions are better. */
+/* Relative error of s = 1/(1+e^-g) with CUDA's fast functions. The CUDA C programming guide gives
+ * their errors: 2 + 1.173 |g| ulp for __expf, which s reduces by the factor e^-g s = 1 - s, and 2
+ * ulp for __fdividef. An ulp is at most 2 u, and the sum rounds once. The CPU's functions are more
+ * exact. */
 static double sigmoid_error(double g, double s)
 {
     return ((1 - s) * (2 + 1.173 * fabs(g)) * 2 + 4 + 1) * U24;
 }
 
-/* t = 1 + g (1-s) has an error of |g| (s E + 3 u (1-s)) and u of its terms; products u each. If
- * e^-g overflows F32, s is 0 instead of less than 1e-38. */
+/* t = 1 + g (1-s) has an error of |g| (s E + 3 u (1-s)) and u of its terms. Each product has an
+ * error of u. If e^-g overflows F32, s is 0 instead of less than 1e-38. */
 static void swiglu_reference(double *act, double *ba, double *d, double *bd, const double *gate_up,
                              const double *dact, int N, int width)
 {
@@ -343,8 +343,8 @@ static void swiglu_reference(double *act, double *ba, double *d, double *bd, con
     }
 }
 
-/* Saved in groups, as in COAT, or not at all. Backward recomputes act as in forward: both copies,
- * only its transpose, or nothing. */
+/* gate and up are saved in groups, as in COAT, or not at all. Backward recomputes act as in
+ * forward: both copies, only the transpose, or nothing. */
 static void swiglu_case(const Shape *s, bool saved)
 {
     const int N = s->N, width = s->F;

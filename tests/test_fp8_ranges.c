@@ -1,19 +1,19 @@
 /* FP8 operands within ranges (scale_is_reused), for every operation that writes one, without and
  * with the transpose.
  *
- * With h a power of two, a range of max|y| / h gives the bits of a measured scale: max|y| just
- * fits. A range one ulp smaller is exceeded, and gives the result of the range max|y|. On CUDA
- * these are two code paths each, also compared with the CPU's record, whose codes may be neighbours
- * if y is not exact. */
+ * If h is a power of two, a range of max|y| / h gives the bits of a measured scale, because max|y|
+ * just fits. A range that is one ulp smaller is exceeded, and gives the result of the range max|y|.
+ * On CUDA each of these is a separate code path. Its codes are also compared with the CPU's record;
+ * they may be neighbours if y is not exact. */
 #include "tests/test.h"
 #include "tests/fp8.h"
 
 static const Format H = { BF16, 0 }, E4 = { E4M3, 0 }, E5 = { E5M2, 0 }, E16 = { E4M3, 16 };
 static const Norm rms = { RMS_NORM, 1e-5f }, layer = { LAYER_NORM, 1e-5f };
 
-/* Inputs: (N,C), (N,2F), (N,F), (N,S). stats0: read by backward of a norm. act has a scale. x, up,
- * dout, down: operands of GEMMs, with few digits. product, dproduct: of an adapter, for wide and
- * for dact. */
+/* Inputs of shapes (N,C), (N,2F), (N,F) and (N,S). stats0: for the backward of a norm. act has a
+ * scale. x, up, dout and down are GEMM operands with few mantissa bits. product and dproduct are
+ * products of an adapter, to be added to wide and to dact. */
 static struct {
     Tensor stream, saved, wide, gate_up, dact, dy, w, stats, stats0, act, x, up, dout, down;
     Attention a;
@@ -67,7 +67,7 @@ static void run_swiglu_recompute(Tensor y)
     swiglu_backward(y, columns_of(in.act), in.dact, NO_PRODUCT, in.gate_up);
 }
 
-/* It may write wide. */
+/* The operation may write wide. */
 static void run_matmul_swiglu(Tensor y)
 {
     const void *wide = tensor_snapshot(in.wide);
@@ -75,7 +75,7 @@ static void run_matmul_swiglu(Tensor y)
     tensor_restore(in.wide, wide);
 }
 
-/* It may write dact. */
+/* The operation may write dact. */
 static void run_matmul_dx_swiglu(Tensor y)
 {
     const void *dact = tensor_snapshot(in.dact);
@@ -83,7 +83,7 @@ static void run_matmul_dx_swiglu(Tensor y)
     tensor_restore(in.dact, dact);
 }
 
-/* They may overwrite their input x. */
+/* These operations may overwrite their input x. */
 static void run_swiglu_added(Tensor y)
 {
     const void *wide = tensor_snapshot(in.wide);
@@ -112,7 +112,7 @@ static void run_swiglu_back_added(Tensor y)
     tensor_restore(in.dact, dact);
 }
 
-/* It may overwrite dy. */
+/* The operation may overwrite dy. */
 static void run_rope(Tensor y)
 {
     const void *dy = tensor_snapshot(in.dy);
@@ -127,8 +127,8 @@ static void run_rope_clip(Tensor y)
     in.a.clip = 0;
 }
 
-/* C, F: columns of y in units of these. norm: y depends on statistics that another pass may round
- * differently. */
+/* C, F: number of columns of y, in these units. norm: y depends on statistics that another pass may
+ * round differently. */
 typedef struct {
     const char *name;
     void (*run)(Tensor y);
@@ -216,7 +216,7 @@ static float scale_amax_of(Tensor y)
     return x;
 }
 
-/* Codes and scale of the operation's y with this range. */
+/* Returns the codes and the scale of the operation's y with this range. */
 static void *run_scale_reused(const Op *op, Tensor y, float range)
 {
     device_put(y.scale_amax, &range, sizeof range);
@@ -232,7 +232,7 @@ static void *run_measured(const Op *op, Tensor y)
     return tensor_snapshot(y);
 }
 
-/* Both round y, to codes of its two scales. */
+/* Both operations round y, to codes of its two scales. */
 static void check_near(const char *label, Tensor y, const void *roomy, const void *measured,
                        double smallest)
 {
@@ -243,9 +243,9 @@ static void check_near(const char *label, Tensor y, const void *roomy, const voi
                      b[i]);
 }
 
-/* Against the CPU's: codes may be neighbours. Sums of a row and CUDA's fast functions have errors
- * below (C + 64) u of the largest value, cancelled terms included; test_fp8_operations has the
- * bounds of each operation. */
+/* Compares with the CPU's results: codes may be neighbours. Sums of a row and CUDA's fast functions
+ * have errors below (C + 64) u of the largest value, with cancelled terms; test_fp8_operations has
+ * the bounds of each operation. */
 static void check_record(const char *label, const Op *op, Tensor y, double smallest)
 {
     double *bound = keep(tensor_numel(y) * sizeof *bound);
@@ -280,7 +280,7 @@ static void check_op(const Op *op, const Shape *s, bool transposed)
         check_same_bytes(label, run_scale_reused(op, y, amax / h), measured, bytes);
         assert_true(scale_amax_of(y) == amax / h);
     }
-    /* two sums of squares */
+    /* two sums of squares differ */
     const float off = op->norm ? (float)(y.cols + 16) * (float)U24 : 0;
     const float too_small[] = { nextafterf(amax / h, 0) * (1 - off), amax / 1000, 0 };
     const void *expected = run_scale_reused(op, y, amax);
@@ -290,13 +290,13 @@ static void check_op(const Op *op, const Shape *s, bool transposed)
         assert_true(fabsf(found - amax) <= off * amax && operand_scale(y) == h * (found / top));
         if (!op->norm)
             check_same_bytes(label, again, expected, bytes);
-        /* as in recomputation of a block */
+        /* as in the recomputation of a block */
         check_same_bytes(label, run_scale_reused(op, y, found), again, bytes);
         assert_true(scale_amax_of(y) == found);
     }
     if (transposed)
         check_transposed(label, y);
-    /* test_lora_added has their record and bounds */
+    /* test_lora_added has the record and bounds of these operations */
     if (strncmp(op->name, "added", 5) != 0)
         check_record(label, op, y, smallest);
 }
@@ -312,7 +312,7 @@ TEST(test_operations)
             }
 }
 
-/* Norms recompute y with its scale: the same codes. */
+/* Norms that recompute y with its scale give the same codes. */
 static void norm_recompute_case(const Op *op, bool transposed)
 {
     Tensor y = make_operand(E4, in.stream.rows, in.stream.cols),
@@ -341,7 +341,7 @@ TEST(test_norm_recompute)
         }
 }
 
-/* After zeros the range of the next micro-batch is 0, and zeros do not exceed it. */
+/* After zeros, the range of the next micro-batch is 0. Zeros do not exceed it. */
 TEST(test_zeros)
 {
     for (int i = 0; i < OPS; i++) {
@@ -362,7 +362,7 @@ TEST(test_zeros)
     }
 }
 
-/* An infinite value exceeds every range but an infinite one, a NaN none. */
+/* An infinite value exceeds every finite range. A NaN exceeds no range. */
 TEST(test_not_finite)
 {
     static const struct {
@@ -409,7 +409,7 @@ TEST(test_large)
     release();
 }
 
-/* More tiles than multiprocessors, sums of many stages. With the transpose, GEMM and SwiGLU run
+/* More tiles than multiprocessors, and sums of many stages. With the transpose, GEMM and SwiGLU run
  * separately. */
 TEST(test_large_matmul)
 {
@@ -438,7 +438,7 @@ TEST(test_large_matmul)
     release();
 }
 
-/* The gradient, by one kernel. Without the transpose, GEMM and SwiGLU run separately. */
+/* The gradient, computed by one kernel. Without the transpose, GEMM and SwiGLU run separately. */
 TEST(test_large_matmul_dx)
 {
     const Shape s = { 1040, 1028, 1024 };
@@ -469,7 +469,8 @@ TEST(test_large_matmul_dx)
     release();
 }
 
-/* The range has the same meaning if max|x| is known or the halves are called separately. */
+/* The range has the same meaning if max|x| is known, or if the halves of quantize are called
+ * separately. */
 TEST(test_halves)
 {
     make_inputs(&shapes[1], 8);
@@ -502,9 +503,9 @@ TEST(test_halves)
     release();
 }
 
-/* CUDA reuses memory of maxima after a thousand of them. Operations that take two, with large
- * numbers, start at an even slot, or at an odd one and wrap around; then others that take one, with
- * small numbers, use each slot. */
+/* CUDA reuses the memory of maxima after a thousand of them. Operations that take two maxima, with
+ * large numbers, start at an even slot, or at an odd slot and wrap around. Then operations that
+ * take one maximum, with small numbers, use each slot. */
 TEST(test_many)
 {
     enum { PLACES = 1024 };

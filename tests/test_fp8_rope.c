@@ -1,6 +1,6 @@
-/* The rotation with FP8: forward from q, k, v saved in groups of 16, backward into an operand of
- * E5M2. Against a double reference computed from the stored codes, and on CUDA against the CPU's
- * record too. u = 2^-24.
+/* The rotation with FP8: forward from q, k, v that are saved in groups of 16, backward into an E5M2
+ * operand. The results are compared with a double reference that is computed from the stored codes,
+ * on CUDA also with the CPU's record. u = 2^-24.
  *
  * With a clip or with norms the CUDA back end converts x and dx through BF16. Both may then have a
  * relative error of v = 2^-8. */
@@ -40,14 +40,14 @@ static double *doubles(size_t n)
     return keep(n * sizeof(double));
 }
 
-/* The error from BF16; 0 without it. */
+/* Returns the error from the conversion to BF16; 0 if there is none. */
 static double passing_error(const RopeCase *k)
 {
     return !on_cpu() && (k->clip > 0 || k->norm) ? 0x1p-8 : 0;
 }
 
-/* rstd of u, whose elements have a relative error of v, and so has their root mean square; the sum
- * of W squares has W u. */
+/* Error of rstd of u. The elements of u have a relative error of v, and so has their root mean
+ * square. The sum of W squares has an error of W u. */
 static double rstd_of(const double *x, int W, double clip, double eps)
 {
     double square = 0;
@@ -61,7 +61,7 @@ static double rstd_error(double rstd, int W, double v)
     return rstd * ((W + 8) * U24 / 2 + 6 * U24 + v * (1 + 2 * v));
 }
 
-/* q_norms, k_norms: numbers of equal parts of q and k, each with its norm. */
+/* q_norms, k_norms: number of equal ranges of q and k; each range has its norm */
 typedef struct {
     Attention a;
     const float *angles;
@@ -80,7 +80,7 @@ static Setting setting_of(const RopeCase *k, Attention a, const float *angles, T
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
-/* In a part of q or k: y = u r w; errors of u and r, to second order, and two roundings. */
+/* In a range of q or k: y = u r w. Errors of u and r, to second order, and two roundings. */
 static void norm_part(double *y, double *b, double *rstd, double *b_rstd, int W, const double *w,
                       double eps, double v)
 {
@@ -103,7 +103,7 @@ static void forward_reference(double *y, double *b, double *stats, double *bs, c
         const float *angles = s.angles + (size_t)(n % a.T) * (size_t)a.D;
         for (int i = 0; i < width; i++) {
             y[i] = clamp(x[i], a.clip);
-            /* the limit is a BF16 number: rounding does not carry x across it */
+            /* the limit is a BF16 number, so rounding does not move x across it */
             b[i] = s.v * fabs(y[i]);
         }
         for (int i = 0; s.qw && i < s.q_norms; i++)
@@ -137,9 +137,9 @@ static void forward_case(const RopeCase *k, Tensor x, Tensor qw, Tensor kw, Sett
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* In a part of q or k, from the gradient g of the norm's output with error b: d = r (g w - h mean(g
- * w h)), dw += g h, one of `terms`. h = u r has a relative error of e = v + 2 u, a mean of W terms
- * W u; to second order. */
+/* In a range of q or k, from the gradient g of the norm's output, which has the error b: d = r (g w
+ * - h mean(g w h)), dw += g h, as one of `terms` terms. h = u r has a relative error of e = v + 2
+ * u; a mean of W terms has an error of W u. To second order. */
 static void norm_part_backward(double *g, double *b, double *dw, double *bw, const double *x,
                                const double *w, int W, int terms, double clip, double r, double v)
 {
@@ -160,8 +160,8 @@ static void norm_part_backward(double *g, double *b, double *dw, double *bw, con
     }
 }
 
-/* g: dy, replaced by dx; b: 0, replaced by its bound. An x above the limit that BF16 may round to
- * it may count as not clamped. */
+/* g: dy, replaced by dx; b: 0, replaced by the bound of dx. An x above the limit that BF16 may
+ * round to the limit may count as not clamped. */
 static void backward_reference(double *g, double *b, double *dw, double *bw, const double *x,
                                const float *stats, int N, Setting s)
 {

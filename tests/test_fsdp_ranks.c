@@ -1,6 +1,7 @@
-/* Sharding on any number of ranks: gathered weights are those scattered, bit for bit, and follow
- * the trained master weights; sums over ranks are correct; every strategy trains like no sharding;
- * two runs, and queues that overlap or not, give the same bits. On 1, 2 and 4 ranks. */
+/* Sharding on any number of ranks. Gathered weights equal the scattered weights bit for bit, and
+ * follow the trained master weights. Sums over ranks are correct. Every strategy trains like a run
+ * without sharding. Two runs give the same bits, and so do queues that overlap and queues that do
+ * not. On 1, 2 and 4 ranks. */
 #include "tests/test.h"
 #include "tests/ranks_state.h"
 
@@ -40,8 +41,8 @@ typedef struct {
     double loss[STEPS], norm[STEPS];
 } Curve;
 
-/* Results without sharding, per case: all weights in their compute format, the first step's
- * gradients, losses. */
+/* Results without sharding, for each case: all weights in their compute format, the gradients of
+ * the first step, and losses. */
 static struct {
     void *codes[MOST_UNITS][NUM_PARAMS], *codes_t[MOST_UNITS][NUM_PARAMS];
     Whole grads;
@@ -80,7 +81,7 @@ static Curve train(Run *r)
 
 /* ---- what is gathered ------------------------------------------------------------------------ */
 
-/* Codes or transposed codes, and the scale. */
+/* Copies the codes or the transposed codes, and the scale. */
 static void *fetch(Tensor t, bool transposed, size_t *bytes)
 {
     const size_t n = tensor_numel(t) * dtype_size(t.format.dtype);
@@ -92,8 +93,8 @@ static void *fetch(Tensor t, bool transposed, size_t *bytes)
     return copy;
 }
 
-/* The expected result of fetch for `like`: its master weights from all shards, quantized as a whole
- * in other memory. */
+/* Returns what fetch should give for `like`: its master weights from all shards, quantized as a
+ * whole in other memory. */
 static void *fetch_quantized(Tensor like, const ParamStore *store, int u, const Param *p,
                              bool transposed, size_t *bytes)
 {
@@ -109,8 +110,8 @@ static void *fetch_quantized(Tensor like, const ParamStore *store, int u, const 
     return fetch(t, transposed, bytes);
 }
 
-/* Checks one unit's tensors: if `updated`, trained ones against the master weights; others against
- * the reference of the first run. So training does not change frozen tensors. */
+/* Checks the tensors of one unit. If `updated`, trained tensors are compared with the master
+ * weights, all others with the first run: training must not change frozen tensors. */
 static void check_unit(const ParamStore *store, int u, const UnitTensors *w, bool backward,
                        bool updated, int number, const char *name)
 {
@@ -137,7 +138,7 @@ static void check_unit(const ParamStore *store, int u, const UnitTensors *w, boo
     }
 }
 
-/* Gathers every unit twice, as in forward and backward. */
+/* Gathers every unit twice, for forward and for backward. */
 static void gather_all(Run *r, bool updated, int number, const char *name)
 {
     ParamStore *store = &r->store;
@@ -152,15 +153,15 @@ static void gather_all(Run *r, bool updated, int number, const char *name)
 
 /* ---- sharded --------------------------------------------------------------------------------- */
 
-/* In step 0 the weights and the loss of each sequence are the reference's, bit for bit: only BATCH
- * additions in F32 have another order. Then sums of gradients have an error of e = 2 BATCH
- * roundoffs, and AdamW's step, to first order, changes the loss by e times its usual change: in F32
- * less than e of the loss in each of two steps; in BF16, where e is 1/16 and a step changes the
- * loss by 3 %, 2^-9. In FP8 a small change of a weight may change its code, by a sixteenth, so
- * there is no such bound: 2^-6, twice the observed difference, detects only diverging training. The
- * norm has the error of the sums and, as these steps change it up to four times as much as the
- * loss, four times the error of the loss. Errors of the unsharded run are not detected here:
- * gather_all checks the trained weights themselves. */
+/* In step 0 the weights and the losses of sequences equal the reference's bit for bit; only the
+ * BATCH additions in F32 have another order. Later, sums of gradients have an error of e = 2 BATCH
+ * roundoffs, and AdamW's step changes the loss, to first order, by e times its usual change. In F32
+ * this is less than e of the loss in each of two steps. In BF16, where e is 1/16 and a step changes
+ * the loss by 3 %, it is 2^-9. In FP8 a small change of a weight may change its code by a
+ * sixteenth, so there is no such bound. The limit of 2^-6, twice the observed difference, detects
+ * only diverging training. The norm has the error of the sums and, because these steps change it up
+ * to four times as much as the loss, four times the error of the loss. This test does not detect
+ * errors of the unsharded run; gather_all checks the trained weights. */
 static void check_curve(const Curve *c, int number, Format grads, const char *name)
 {
     const double sums = 2 * BATCH * unit_roundoff(grads), drift = cases[number].drift;
@@ -184,8 +185,9 @@ static Curve train_with_one_queue(int number, Strategy strategy)
     return c;
 }
 
-/* BATCH gradients are added in another order than in the reference: each addition has a roundoff of
- * the sum so far, bounded by the largest gradient of the unit. twice: compares a second run. */
+/* BATCH gradients are added in another order than in the reference. Each addition has a roundoff of
+ * the partial sum, which the unit's largest gradient bounds. twice: also compares with a second
+ * run. */
 static void check_strategy(int number, Strategy strategy, const char *name, bool twice)
 {
     const int mark = num_kept;
@@ -219,8 +221,8 @@ TEST(test_unsharded)
     }
 }
 
-/* With adapters each recipe has half of the strategies: for each format of the base, its two
- * recipes cover all. */
+/* With adapters, each recipe uses half of the strategies. For each format of the base, its two
+ * recipes cover all strategies. */
 static bool is_chosen(int number, int strategy)
 {
     return cases[number].k.modules == 0 || comm_size() == 1 || number % 2 == strategy % 2;

@@ -1,5 +1,5 @@
-/* ./train --generate as a user runs it: continuations on stdout, their ends, their settings, and
- * errors. */
+/* ./train --generate as a user runs it: continuations on stdout, where they end, their settings,
+ * and errors. */
 #include "tests/test.h"
 #include "tests/launch.h"
 
@@ -39,7 +39,7 @@ static int generate(int ranks, const char *text, const char *format, ...)
                                 setting("BUILD", "build/cpu"), prompts, arguments));
 }
 
-/* The lines of `output` that are JSON; returns their number. */
+/* Finds the lines of `output` that are JSON; returns their number. */
 static int continuations(Continuation *c, int most)
 {
     int count = 0;
@@ -68,8 +68,8 @@ static void expect_same(const Continuation *a, const Continuation *b)
     assert_memory_equal(a->token, b->token, sizeof a->token[0] * (size_t)a->count);
 }
 
-/* transformers' continuation of the second of two prompts, after a blank line; the first prompt is
- * a plain list. */
+/* Compares with transformers' continuation of the second of two prompts, after a blank line. The
+ * first prompt is a plain list. */
 TEST(test_greedy)
 {
     json_t *o = json_load_file("tests/golden/mistral/continuation.json", 0, NULL);
@@ -93,9 +93,9 @@ TEST(test_greedy)
     json_decref(o);
 }
 
-/* Samples depend on the seed, not on the ranks: weights are gathered whole, each stage has those of
- * its blocks, and so all compute the same bits. Logits of tensor ranks differ by roundings of F32,
- * next to which the borders between tokens are far apart. */
+/* Samples depend on the seed, not on the ranks. Ranks gather whole weights, and each stage has the
+ * weights of its blocks, so all compute the same bits. The logits of tensor ranks differ by
+ * roundings of F32, which are too small to change a token here. */
 TEST(test_draws)
 {
     static const char text[] = "[5, 6, 7]\n[8]\n[5, 6, 7]\n";
@@ -125,8 +125,8 @@ TEST(test_draws)
     assert_memory_not_equal(one[0].token, other[0].token, sizeof(int) * 8);
 }
 
-/* A text ends after any eos token of generation_config.json, or after the given one, else at the
- * end of the sequence. */
+/* A text ends after any eos token of generation_config.json, or after the given eos token, or at
+ * the end of the sequence. */
 TEST(test_ends)
 {
     Continuation cut;
@@ -202,10 +202,9 @@ static int read_samples(Continuation *c, int most, const char *run, long step)
     return count;
 }
 
-/* Samples equal those that the saved model generates, on any number of ranks, also if these share
- * sequences (context), share layers (tensor) or are stages, and with more prompts than sequences of
- * a micro-batch; and training is the same to the bit. Texts end in the second half of a
- * sequence. */
+/* Samples equal those that the saved model generates, on any number of ranks, also of context
+ * ranks, tensor ranks and stages, and with more prompts than a micro-batch has sequences. Training
+ * is bit-identical with and without samples. Texts end in the second half of a sequence. */
 TEST(test_samples)
 {
     static const char text[] = "[3, 4]\n[200]\n[9, 8, 7, 6, 5]\n";
@@ -249,8 +248,8 @@ TEST(test_samples)
     assert_int_equal(read_samples(later, 3, "sampled0", 4), 3);
 }
 
-/* The length of the sequence limits a text, whatever max_new_tokens is: 30 of the 32 tokens are the
- * prompt's. */
+/* The sequence length limits a text, whatever max_new_tokens is: the prompt has 30 of the 32
+ * tokens. */
 TEST(test_full_sample)
 {
     char text[256] = "[";
@@ -270,8 +269,8 @@ TEST(test_full_sample)
     assert_int_equal(c[0].count, 2);
 }
 
-/* The checkpoint of test_samples, with its own configuration file, which has the recipe; without it
- * the recipe is bf16. */
+/* Uses the checkpoint of test_samples, with its own configuration file, which names the recipe.
+ * Without this file the recipe is bf16. */
 TEST(test_own_checkpoint)
 {
     Continuation c;
@@ -294,7 +293,7 @@ TEST(test_own_checkpoint)
     expect_output("frozen weights bf16");
     expect_status(generate(1, "[3]", "--load_path=%s/plain/latest --dry_run --recipe=fp8", folder),
                   0);
-    expect_output("frozen weights f32"); /* as in training, which rounds FP8 from them */
+    expect_output("frozen weights f32"); /* as in training, which encodes FP8 from these weights */
 }
 
 static void expect_error(const char *text, const char *arguments, const char *message)

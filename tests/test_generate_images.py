@@ -167,8 +167,8 @@ class Program(unittest.TestCase):
                 ({**whole, "images": []}, [given], ":1: 4 tokens are 98 (model.image_token_id), and there are 0 images; expected 4"),
                 ({"tokens": [5, token], "images": [0]}, [given], ":1: 1 tokens are 98 (model.image_token_id), and there are 1 images"),
                 ({**whole, "images": [2]}, [given], "image 2 is shown, but"),
-                ({**whole, "images": [-1]}, [given], "element 0 of the images is no number of an image"),
-                ({**whole, "images": 0}, [given], "\"images\" is no list"),
+                ({**whole, "images": [-1]}, [given], "element 0 of the images is not the number of an image"),
+                ({**whole, "images": 0}, [given], "\"images\" is not a list"),
                 (whole, ["--generate_features=/no/such"], "generate_features: /no/such/features.json: ")):
             found, errors = self.generate(model, [prompt], *options)
             self.assertEqual(found, [])

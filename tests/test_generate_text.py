@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""scripts/generate.py: the tokens that it gives to the program, with three published chat templates and raw, and the text that it
-prints for the answer; with a script that pretends to be ./train, and with the program itself."""
+"""scripts/generate.py: the tokens that it gives to the program, with three published chat templates and without a template, and
+the text that it prints for the answer. Uses a script that pretends to be ./train, and the program itself."""
 import importlib.util, json, os, shutil, subprocess, sys, tempfile, unittest
 
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -8,7 +8,7 @@ GOLDEN = os.path.join(TOP, "tests", "golden")
 TRAIN = os.path.join(TOP, os.environ.get("BUILD", "build/cpu"), "train")
 MISSING = [module for module in ("tokenizers", "jinja2", "numpy") if importlib.util.find_spec(module) is None]
 
-# Writes down its arguments and prompts, and answers the tokens of each prompt in reverse.
+# Writes its arguments and prompts to files, and answers with the tokens of each prompt in reverse order.
 STAND_IN = '''
 import json, sys
 options = dict(one[2:].split("=", 1) for one in sys.argv[2:])
@@ -36,7 +36,7 @@ class Generate(unittest.TestCase):
         self.make_tokenizer()
 
     def make_tokenizer(self):
-        """A token for each word, fewer than the 99 of the golden models; texts begin with <|begin_of_text|>."""
+        """A tokenizer with a token for each word, fewer than the 99 of the golden models; texts begin with <|begin_of_text|>."""
         from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
         words = {word: i for i, word in enumerate("? user assistant system hello two plus is four why".split())}
         tokenizer = Tokenizer(models.WordLevel(words, unk_token="?"))
@@ -62,7 +62,7 @@ class Generate(unittest.TestCase):
             return [self.tokenizer.id_to_token(id) for id in json.load(file)["prompts"][i]]
 
     def test_templates(self):
-        """One beginning of the text, the question, and the beginning of an answer."""
+        """The text has one beginning-of-text token, the question, and the beginning of an answer."""
         ends = {"llama-3.1": ["<|start_header_id|>", "assistant", "<|end_header_id|>"],
                 "olmo-2": ["<|assistant|>"], "chatml": ["<|im_start|>", "assistant"]}
         for name, end in ends.items():
@@ -74,12 +74,13 @@ class Generate(unittest.TestCase):
             at = found.index("two")
             self.assertEqual(found[at:at + 3], ["two", "plus", "two"])
             self.assertLessEqual(found.count(SPECIAL[0]), 1)
-            self.assertIn("two plus two", result.stdout)         # reversed, without special tokens
+            self.assertIn("two plus two", result.stdout)         # in reverse order, without special tokens
             self.assertNotIn("<|", result.stdout)
             self.assertIn("mpirun's", result.stderr)
 
     def test_tokens_of_other_files(self):
-        """As in test_chat_templates.py: a token only in tokenizer_config.json is a token; one with a name there is not printed."""
+        """As in test_chat_templates.py: a token that only tokenizer_config.json has is a token. A token with a name there is not
+        printed."""
         from tokenizers import Tokenizer
         self.use_template("chatml")
         path, config = (os.path.join(self.folder, name) for name in ("tokenizer.json", "tokenizer_config.json"))
@@ -99,7 +100,7 @@ class Generate(unittest.TestCase):
             self.assertEqual(result.stdout, "assistant two plus two user\n")
         with open(config, "w") as file:
             json.dump({"split_special_tokens": True, "bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}, file)
-        self.generate("two plus two")       # as transformers has it: each is text
+        self.generate("two plus two")       # as in transformers: each word is text
         self.assertEqual([word for word in self.words(0) if word != "?"], ["user", "two", "plus", "two", "assistant"])
 
     def test_raw(self):
@@ -141,7 +142,7 @@ class Generate(unittest.TestCase):
         self.assertIn("ms each", result.stderr)
 
         from tokenizers import processors
-        self.tokenizer.post_processor = processors.Sequence([])         # so that texts begin with no token of their own
+        self.tokenizer.post_processor = processors.Sequence([])         # so that the tokenizer adds no token at the start
         self.tokenizer.save(os.path.join(self.folder, "tokenizer.json"))
         for texts, expected in ((["hello", ""], "error: text 2: a prompt without tokens; there is nothing to continue"),
                                 (["hello " * 64], "error: text 1: a prompt of 64 tokens; expected at most 63: the prompt and one more token must fit"),

@@ -62,14 +62,14 @@ def make_folder(folder):
 
 
 def metrics(save_folder):
-    """The values of KEYS by step."""
+    """Returns the values of KEYS by step."""
     with open(os.path.join(save_folder, "metrics.jsonl"), encoding="utf-8") as file:
         lines = [json.loads(line) for line in file]
     return {line["step"]: [line[key] for key in KEYS] for line in lines if KEYS[0] in line}
 
 
 def write(to):
-    """Each kind's step 3 and what came after it; the base of the adapters is an exported step 3."""
+    """Yields step 3 of each kind, and the steps that followed it. The base of the adapters is an exported step 3."""
     with tempfile.TemporaryDirectory() as folder:
         make_folder(folder)
         run(folder, 1, "c.yaml", "--recipe=f32", "--save_folder=run", "--max_duration=3")
@@ -80,7 +80,7 @@ def write(to):
             os.makedirs(os.path.join(to, kind))
             shutil.copytree(os.path.join(folder, kind, "step3"), os.path.join(to, kind, "step3"))
             shutil.copy(os.path.join(folder, kind, "metrics.jsonl"), os.path.join(to, kind))
-        adapter = os.path.join(to, "lora", "step3", "adapter_config.json")      # names the base by its full path
+        adapter = os.path.join(to, "lora", "step3", "adapter_config.json")      # the file names the base by its full path
         with open(adapter, encoding="utf-8") as file:
             text = file.read().replace(os.path.realpath(folder) + "/", "")
         with open(adapter, "w", encoding="utf-8") as file:
@@ -98,7 +98,7 @@ class GoldenCheckpoints(unittest.TestCase):
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def worst(self, kind, *more):
-        """The largest difference from the metrics of the version that wrote the checkpoint, relative to the value."""
+        """Returns the largest relative difference from the metrics of the version that wrote the checkpoint."""
         ranks, settings = KINDS[kind]
         settings = ["--lora.base_path=base" if s.startswith("--load_path") else s for s in settings]
         run(self.folder, ranks, "c.yaml", *settings, f"--load_path={FOLDER}/{kind}/step3", "--save_folder=more", *more)

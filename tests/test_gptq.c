@@ -1,12 +1,12 @@
-/* GPTQ of a layer against its published form in double precision, which inverts H; H = 1, and H
- * without a factor. */
+/* Compares GPTQ of a layer with its published form in double precision, which inverts H. Also H =
+ * 1, and H without a Cholesky factor. */
 #include "kernels/gptq_layer.h"
 #include "model/checkpoint/weight_codes.h"
 #include "tests/test.h"
 #include "tests/kit.h"
 
-/* A layer and its inputs. In double precision h includes damping, with rows and columns in the
- * chosen order. */
+/* A layer and its inputs. In double precision, h includes the damping, and its rows and columns are
+ * in the chosen order. */
 typedef struct {
     int O, I, group;
     float *w, *scale;
@@ -56,8 +56,8 @@ static void make_weights(LinearCase *a, int O, int I, int group)
     device_put(a->device_scale, a->scale, groups * sizeof(float));
 }
 
-/* Sums as in a trainer, of correlated inputs in BF16 of different sizes; inputs from `count` on are
- * 0. */
+/* Makes H as a trainer sums it, from correlated BF16 inputs of different sizes. Inputs from `count`
+ * on are 0. */
 static void make_inputs(LinearCase *a, int count)
 {
     const int n = 4 * a->I;
@@ -86,7 +86,7 @@ static GptqResult run(LinearCase *a, double damping, bool ordered)
         mean += h[i * a->I + i] / a->I;
         a->order[i] = i;
     }
-    for (int i = 1; i < a->I && ordered; i++) /* equal ones keep their order */
+    for (int i = 1; i < a->I && ordered; i++) /* inputs of equal size keep their order */
         for (int j = i; j > 0 && h[a->order[j] * (a->I + 1)] > h[a->order[j - 1] * (a->I + 1)];
              j--) {
             const int other = a->order[j];
@@ -110,7 +110,7 @@ static GptqResult run(LinearCase *a, double damping, bool ordered)
 
 /* ---- the published form ---------------------------------------------------------------------- */
 
-/* Lower triangular l with a = l l^T. */
+/* Returns the lower triangular l with a = l l^T. */
 static void cholesky(double *l, const double *a, int n)
 {
     memset(l, 0, (size_t)n * (size_t)n * sizeof *l);
@@ -156,9 +156,9 @@ static double norm_of(const double *a, int n)
     return most;
 }
 
-/* [Frantar et al. 2022, algorithm 1] with B = 1. A row may differ only from a weight on that is,
- * within rounding errors of F32, at the midpoint of two codes: errors of a factor and of sums of I
- * terms, amplified by the condition of H. Returns the number of such rows. */
+/* [Frantar et al. 2022, algorithm 1] with B = 1. From some weight on, a row may differ, but only if
+ * this weight is at the midpoint of two codes, within rounding errors of F32: errors of a factor
+ * and of sums of I terms, amplified by the condition of H. Returns the number of such rows. */
 static int count_parted(const LinearCase *a)
 {
     const int I = a->I;
@@ -191,7 +191,7 @@ static int count_parted(const LinearCase *a)
     return parted;
 }
 
-/* The error of the outputs. to_nearest: with codes from rounding. */
+/* Returns the error of the outputs. to_nearest: with codes from rounding to nearest. */
 static double output_error(const LinearCase *a, bool to_nearest)
 {
     double *e = keep((size_t)a->I * sizeof *e), total = 0;
@@ -218,7 +218,7 @@ static void check_nearest(const LinearCase *a)
 
 /* ---- tests ----------------------------------------------------------------------------------- */
 
-/* NOTE: |e C|^2 is computed from F32 sums of I terms: its error is some I units of roundoff. */
+/* NOTE: |e C|^2 is computed from F32 sums of I terms, so its error is some I units of roundoff. */
 TEST(test_published)
 {
     static const struct {
@@ -251,7 +251,7 @@ static void put_h(const LinearCase *a, double diagonal, double off_diagonal)
     put(a->device_h, h);
 }
 
-/* Uncorrelated inputs: nothing is better than rounding. */
+/* Uncorrelated inputs: no codes are better than rounding to nearest. */
 TEST(test_identity)
 {
     for (int ordered = 0; ordered < 2; ordered++) {
@@ -265,8 +265,8 @@ TEST(test_identity)
     }
 }
 
-/* H that no damping makes positive definite, and H that needs ten times the damping. With 1 on the
- * diagonal and b elsewhere the least eigenvalue is 1 - (I - 1) |b| for b < 0. */
+/* An H that no damping makes positive definite, and an H that needs ten times the damping. With 1
+ * on the diagonal and b elsewhere, the smallest eigenvalue is 1 - (I - 1) |b| for b < 0. */
 TEST(test_no_factor)
 {
     static const struct {
@@ -290,7 +290,8 @@ TEST(test_no_factor)
     }
 }
 
-/* Inputs that were always 0: their columns are rounded, and do not affect others. */
+/* Inputs that were always 0: their columns are rounded to nearest, and do not affect other
+ * columns. */
 TEST(test_dead)
 {
     LinearCase a;

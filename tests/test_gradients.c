@@ -20,8 +20,8 @@
 #include "tests/router_loss.h"
 
 enum { B = 2, DIRECTIONS = 3 };
-/* Where other experts compute a token, the loss jumps. So the logits of chosen and other experts
- * differ by at least this much, which steps below 0.01 do not change. */
+/* If other experts compute a token, the loss jumps. So the logits of chosen and other experts
+ * differ by at least this much, which steps below 0.01 cannot change. */
 static const float CLEAR = 0.04f;
 static const float Z_WEIGHT = 0.01f;
 
@@ -49,8 +49,8 @@ static void fill_batch(Setup *s)
         place_images(&s->images, s->tokens, s->targets, B, s->model.text.T, 4);
 }
 
-/* Norm weights start as ones; other values test whether they are used. test_fill_adapters does the
- * same for biases. */
+/* Norm weights start as ones. Other values test whether the weights are used. test_fill_adapters
+ * does the same for biases. */
 static void perturb_norms(Setup *s)
 {
     for (int u = 0; u < s->store.num_units; u++)
@@ -71,10 +71,10 @@ typedef struct {
 } Loss;
 static Loss loss_of(Setup *s, bool backward);
 
-/* Tokens of a tile of the MLP, with which backward runs blocks again; 0: none. */
+/* Tokens of a tile of the MLP. With tiles, backward recomputes blocks. 0: no tiles. */
 static int tile;
 
-/* trainable: patterns; NULL: all. */
+/* trainable: patterns; NULL: everything is trained */
 static void open_model(Setup *s, const ModelConfig *m, char **trainable, bool documents)
 {
     model_config(&s->config, m, "f32", B);
@@ -93,8 +93,8 @@ static void open_model(Setup *s, const ModelConfig *m, char **trainable, bool do
     }
 }
 
-/* The summed loss, with its z-loss, in double over the tokens' f32 losses; with the losses of
- * routers. */
+/* Returns the summed loss with its z-loss and the losses of routers, in double over the tokens' f32
+ * losses. */
 static Loss loss_of(Setup *s, bool backward)
 {
     int N = s->model.text.N;
@@ -205,8 +205,8 @@ TEST(test_every_architecture)
         check_architecture(a, false);
 }
 
-/* Every form of the router's losses, one expert per token, all experts for each token; frozen
- * experts under trained ones. */
+/* Every form of the router's losses, one expert per token, all experts for each token, and frozen
+ * experts below trained ones. */
 TEST(test_experts)
 {
     static char *frozen = "model.layers.*norm.weight";
@@ -252,8 +252,8 @@ TEST(test_documents)
     check_architecture(LLAMA_GQA, true);
 }
 
-/* Backward of the lowest trained block computes only what its own gradients need: here those of its
- * norms, of q, k and v. */
+/* In the lowest trained block, backward computes only what the block's own gradients need: here the
+ * gradients of its norms, of q, k and v. */
 TEST(test_parts)
 {
     static char *const parts[] = { "model.layers.1.*layernorm.weight",
@@ -267,9 +267,9 @@ TEST(test_parts)
         }
 }
 
-/* Adapters on all matrices, or on some parts of a fused matrix; the base stored like other weights,
- * or read from codes. Nothing is clamped: a step of A moves many values of q, k and v, and some
- * always cross their limit (test_parity clamps). */
+/* Adapters on all matrices, or on some ranges of a fused matrix. The base is stored like other
+ * weights, or read from codes. Nothing is clamped, because a step of A moves many values of q, k
+ * and v, and some of them would always cross the limit (test_parity clamps). */
 static ModelConfig adapted_model(SmallModel a)
 {
     const unsigned some = 1 << LORA_K | 1 << LORA_V | 1 << LORA_O | 1 << LORA_UP;
@@ -301,7 +301,7 @@ TEST(test_tiles)
     tile = 0;
 }
 
-/* Gradients of one step, all units one after the other. */
+/* The gradients of one step, of all units one after the other. */
 static float *gradients(const ModelConfig *m, Keep keep, int recompute, int chunk, size_t *n)
 {
     Setup s;
@@ -328,7 +328,7 @@ static float *gradients(const ModelConfig *m, Keep keep, int recompute, int chun
     return g;
 }
 
-/* Recomputation uses the same values and operations: the same bits. */
+/* Recomputation uses the same values and operations, so it gives the same bits. */
 TEST(test_recomputation)
 {
     for (int i = 0; i < 2 * NUM_ARCHITECTURES; i++) {
@@ -337,7 +337,8 @@ TEST(test_recomputation)
         float *all = gradients(&m, KEEP_ALL, 0, 0, &n);
         for (Keep keep = KEEP_ALL; keep <= KEEP_BLOCK; keep++)
             for (int part = 0; part < 3;
-                 /* keep for two blocks: only as in the recipe; also the first; also the second */
+                 /* the blocks that backward recomputes: as keep says; also the first; also the
+                  * second */
                  part++) {
                 float *less = gradients(&m, keep, part == 0 ? 0 : part == 1 ? 2 : -3, 0, &n);
                 assert_memory_equal(all, less, sizeof(float) * n);
@@ -347,7 +348,8 @@ TEST(test_recomputation)
     }
 }
 
-/* The loss in chunks of 5 tokens: equal except for the order of sums of the head's gradient. */
+/* The loss in chunks of 5 tokens equals the loss of all tokens, except for the order of sums of the
+ * head's gradient. */
 TEST(test_loss_chunks)
 {
     const ModelConfig m = architecture(LLAMA);

@@ -179,8 +179,8 @@ static FILE *start_faulty(int ranks, const char *fault, const char *run, const c
         ranks < most_ranks() ? ranks : most_ranks(), here, SMALL, folder, run, arguments);
 }
 
-/* All ranks end by themselves and print these texts once. content: a launcher that lets the other
- * ranks continue may return 0. */
+/* All ranks end by themselves and print each of these texts once. content: the launcher lets the
+ * other ranks continue, so it may return 0. */
 static void expect_fault(FILE *p, bool content, const char *const said[3])
 {
     const double since = clock_seconds();
@@ -208,13 +208,13 @@ static double seconds_after(const char *text)
     return strtod(strstr(output, text) + strlen(text), NULL);
 }
 
-/* A save of rank 1, and its shuffle of an epoch of 7 million sequences, take more than ten
- * timeouts. Rank 0 finishes its part at once and waits. */
+/* A save of rank 1 takes more than ten timeouts, and so does its shuffle of an epoch of 7 million
+ * sequences. Rank 0 finishes its work at once and waits. */
 TEST(test_slow)
 {
     char arguments[512], command[256];
     double loss[MAX_STEPS];
-    if (on_gpu() || SANITIZED) /* slow to start: ten timeouts take minutes */
+    if (on_gpu() || SANITIZED) /* starts slowly: ten timeouts would take minutes */
         skip();
     snprintf(command, sizeof command, "truncate -s 112M %s/sparse.npy", folder);
     assert_int_equal(system(command), 0);
@@ -237,8 +237,8 @@ TEST(test_slow)
 
 /* ---- what hangs ------------------------------------------------------------------------------ */
 
-/* Arguments may contain %s, the test's folder. Not all at once: a slow run would look like a hung
- * one. */
+/* Arguments may contain %s, the test's folder. The cases do not run at the same time, because a
+ * slow run would look like a hung run. */
 TEST(test_hung)
 {
     static const struct {
@@ -292,8 +292,8 @@ TEST(test_hung)
 
 /* ---- single ranks ---------------------------------------------------------------------------- */
 
-/* A rank that dies in a thread other than the main one cannot end the others, nor does this
- * launcher. */
+/* A rank dies in a thread that is not the main thread. It cannot end the other ranks, and neither
+ * does this launcher. */
 TEST(test_died_in_a_thread)
 {
     needs_ranks(2);
@@ -304,7 +304,7 @@ TEST(test_died_in_a_thread)
                            "ended with an error of its own" });
 }
 
-/* A run of one rank is watched too. */
+/* The watchdog also watches a run of one rank. */
 TEST(test_alone)
 {
     const char *arguments = on_gpu() || SANITIZED ? "--timeout_seconds=20 --max_duration=20"
@@ -316,8 +316,8 @@ TEST(test_alone)
 
 /* ---- before training ------------------------------------------------------------------------- */
 
-/* While files are opened, or in the thread while the main one waits for the first step; also to one
- * rank of several. */
+/* Hangs while files are opened, or in a thread while the main thread waits for the first step; also
+ * in one of several ranks. */
 TEST(test_signal_before_training)
 {
     static const struct {

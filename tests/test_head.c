@@ -1,12 +1,12 @@
-/* Cross entropy whose gradient is an FP8 operand, against a double reference and on CUDA against
- * the CPU's record. */
+/* Compares cross entropy whose gradient is an FP8 operand with a double reference, on CUDA also
+ * with the CPU's record. */
 #include "tests/test.h"
 #include "tests/fp8.h"
 #include "tests/loss.h"
 
-/* One row; rows that end inside a warp's packs; more than the threads of the CUDA back end keep: 8
- * packs by 1024 threads; then gradients (rows, cols) larger than the logits, whose rows are whole
- * packs or not. */
+/* One row; rows that end inside a warp's packs; rows longer than the threads of the CUDA back end
+ * hold (8 packs by 1024 threads); gradients (rows, cols) that are larger than the logits, with and
+ * without whole packs in a row. */
 static const struct {
     int N, V, rows, cols;
 } shapes[] = {
@@ -31,7 +31,7 @@ static void check_loss(const char *name, Tensor t, const double *ref, const doub
     golden_check(name, t, bound);
 }
 
-/* (N, V) in (rows, cols), padded with 0. */
+/* Copies (N, V) into (rows, cols), padded with 0. */
 static double *widen(const double *x, int shape)
 {
     const int V = shapes[shape].V, cols = shapes[shape].cols;
@@ -43,8 +43,8 @@ static double *widen(const double *x, int shape)
     return y;
 }
 
-/* amax: larger than every gradient, or so small that the largest saturate. Gradients of masked rows
- * and after the vocabulary are 0, with a bound of 0. */
+/* amax: larger than every gradient, or so small that the largest gradients saturate. Gradients of
+ * masked rows and of columns beyond the vocabulary are 0, with a bound of 0. */
 static void codes_case(int shape, Format input, Format output, bool saturates)
 {
     const int N = shapes[shape].N, V = shapes[shape].V, rows = shapes[shape].rows,

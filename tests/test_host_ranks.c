@@ -1,6 +1,6 @@
-/* Tensors on the host: their place changes no bit; only those that do not fit on the device are
- * there; each moves once in each direction per step. On 1, 2 and 4 ranks. (test_cpu_order_ranks:
- * each copy waits for its inputs.) */
+/* CPU offload. Offloaded tensors change no bit; only tensors that do not fit on the device are
+ * offloaded; each moves once in each direction per step. On 1, 2 and 4 ranks. (test_cpu_order_ranks
+ * checks that each copy waits for its inputs.) */
 #include <sys/stat.h>
 
 #include "kernels/runtime/error.h"
@@ -29,7 +29,7 @@ static void open_case(Run *r, const Case *k, Keep keep, Strategy s)
     r->config.recipe.keep = keep;
 }
 
-/* Steps of micro-batches, each followed by an evaluation, which saves no activations. */
+/* Runs steps of micro-batches. After each step runs an evaluation, which saves no activations. */
 static Result train(Run *r)
 {
     Result result = { 0 };
@@ -86,8 +86,8 @@ static void open_kind(Run *r, int number, SmallModel a, const char *recipe, Host
     r->config.offload.activations = use;
 }
 
-/* Backward reads none of frozen blocks below the first trained one, so these have no place on the
- * host. */
+/* Backward reads nothing of frozen blocks below the first trained block, so the host has no memory
+ * for them. */
 static void check_frozen_stay(const Run *r)
 {
     for (int u = 0; u < r->store.first_trained; u++)
@@ -147,7 +147,7 @@ static const struct {
     { { "coat", QWEN2, ALL_MODULES, BASE_NF4 }, KEEP_INPUTS },
 };
 
-/* Nothing, all, or what a device of this many bytes makes necessary. */
+/* Returns how much is offloaded: nothing, all, or what a device of this many bytes needs. */
 static void open_states(Run *r, int i, Strategy s, HostUse use, double memory)
 {
     open_case(r, &states[i].k, states[i].keep, s);
@@ -155,7 +155,7 @@ static void open_states(Run *r, int i, Strategy s, HostUse use, double memory)
     r->config.device_memory = memory / (1 << 30);
 }
 
-/* The bytes of a device that the plan just fits. */
+/* Returns the bytes of a device that the plan just fits. */
 static double fit_bytes(Run *r)
 {
     r->config.device_memory = 1; /* as if it were a GPU */
@@ -170,7 +170,8 @@ static int units_on_host(const ParamStore *store, Hosted h)
     return count;
 }
 
-/* All that can be on the host is there: only of layers, except for the optimizer's states. */
+/* Everything that can be offloaded is: only tensors of layers, except for the optimizer's
+ * states. */
 static void check_moved(int i, const Run *r)
 {
     const ParamStore *store = &r->store;
@@ -225,7 +226,7 @@ TEST(test_states)
     }
 }
 
-/* Where all that a rank has of a block is a norm, its states are groups that reach into the
+/* If a rank's part of a block is only a norm, its states have groups that reach into the
  * padding. */
 TEST(test_small_parts)
 {
@@ -242,8 +243,8 @@ TEST(test_small_parts)
     release();
 }
 
-/* A state that just fits stays, also where the first unit on the host would cost more than it
- * saves. */
+/* States that just fit stay on the device, even if offloading the first unit would cost more memory
+ * than it saves. */
 TEST(test_fits)
 {
     for (int i = 0; i < (int)(sizeof states / sizeof *states); i++)
@@ -270,7 +271,8 @@ TEST(test_fits)
 
 /* ---- only what does not fit on the device ---------------------------------------------------- */
 
-/* to the host, and back; late: a block comes back after other backward passes than it should */
+/* copies to the host, and back; late: a block comes back after more backward passes than it
+ * should */
 static struct {
     int count[2], backward;
     size_t bytes[2];
@@ -301,9 +303,9 @@ static void ignore_end(void *none, const Operation *o)
     (void)none, (void)o;
 }
 
-/* With device memory for this many slots, as many blocks stay, and each other block moves once in
- * each direction per micro-batch: back as soon as two blocks have had their backward passes, one
- * after each. */
+/* If the device has memory for this many slots, as many blocks stay. Each other block moves once in
+ * each direction per micro-batch. Blocks come back after two blocks have had their backward passes,
+ * one after each further pass. */
 TEST(test_auto)
 {
     static const Watch watch = { count_copy, ignore_end, NULL };
@@ -321,7 +323,7 @@ TEST(test_auto)
             ((double)model_planned_bytes(&m, &store) + memory_allowance(&r.config) + 0.5) /
             (1 << 30);
         if (slots < MIN_SLOTS)
-            r.config.device_memory = 1e-3; /* nothing fits: the fewest slots */
+            r.config.device_memory = 1e-3; /* nothing fits: the smallest number of slots */
         model_free(&m, &store);
         place_run(&r);
         const int expected = slots > MIN_SLOTS ? slots : MIN_SLOTS, leave = LAYERS - expected;
@@ -395,6 +397,6 @@ TEST(test_host_memory)
 int main(int argc, char **argv)
 {
     start_ranks(&argc, &argv);
-    update_bucket = 4 * PARAM_ALIGN; /* most parameters have several parts */
+    update_bucket = 4 * PARAM_ALIGN; /* most parameters take several buckets */
     return finish_ranks(run_all_tests(NULL, NULL));
 }

@@ -1,5 +1,5 @@
-/* States of ranks that come from other hosts, which end, fall silent and come back. Each rank
- * simulates a host. On 2 and 4 ranks. */
+/* States of ranks on other hosts that end, fall silent and come back. Each rank simulates a host.
+ * On 2 and 4 ranks. */
 #include <netinet/in.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 #include "tests/ranks.h"
 
 enum { MOST = 64 };
-static SharedState table[MOST]; /* what this rank's host knows */
+static SharedState table[MOST]; /* the states that this rank's host knows */
 static RankState own;
 static int last_rank, ended;
 
@@ -41,7 +41,7 @@ static void stop(void)
     hosts_stop();
 }
 
-/* Beats as the watchdog does, also for other ranks of this host. */
+/* Sends beats as the watchdog does, also for other ranks of this host. */
 static void beat(void)
 {
     own.beats++;
@@ -57,7 +57,7 @@ static void beat_for(double seconds)
         beat();
 }
 
-/* On a busy machine the other ranks may be delayed. Afterwards all go on together. */
+/* On a busy machine, other ranks may be delayed. Afterwards all ranks continue together. */
 static void beat_until(bool (*happened)(void))
 {
     const double end = clock_seconds() + 60;
@@ -71,7 +71,8 @@ static void beat_until(bool (*happened)(void))
     assert_true(clock_seconds() < end);
 }
 
-/* Rank 0 hears the watchdogs of all ranks, other first ranks those of rank 0's host. */
+/* Rank 0 hears the watchdogs of all ranks. Other first ranks hear the watchdogs of rank 0's
+ * host. */
 static bool is_heard(void)
 {
     bool heard = true;
@@ -122,7 +123,7 @@ static bool is_back(void)
     return own.rank != 0 || state_of(last_rank).beats > old_beats;
 }
 
-/* The last host is silent for a while, then it is back. */
+/* The last host is silent for a while, then comes back. */
 TEST(test_silent)
 {
     if (comm_size() == 1)
@@ -132,7 +133,7 @@ TEST(test_silent)
     if (own.rank == last_rank)
         usleep(1500000);
     else {
-        beat_for(0.5); /* what was sent before */
+        beat_for(0.5); /* what the host sent before */
         old_beats = state_of(last_rank).beats;
         beat_for(0.5);
         assert_int_equal(state_of(last_rank).beats, old_beats);
@@ -154,7 +155,8 @@ static bool first_has_ended(void)
     return ended == 0 || own.rank == 0 || own.rank == last_rank;
 }
 
-/* The last host ends: rank 0 detects it, the others do not. Then rank 0 ends, which all detect. */
+/* The last host ends. Rank 0 detects this, the other hosts do not. Then rank 0 ends, which all
+ * hosts detect. */
 TEST(test_ended)
 {
     if (comm_size() == 1)
@@ -176,7 +178,7 @@ static bool is_told(void)
     return state_of(last_rank).leaving;
 }
 
-/* The last host sends that it ends all: rank 0 receives it and forwards it. */
+/* The last host announces that it ends all ranks. Rank 0 receives the message and forwards it. */
 TEST(test_leaving)
 {
     start(comm_rank());
@@ -189,7 +191,7 @@ TEST(test_leaving)
     stop();
 }
 
-/* A host of several ranks, also if they are not consecutive: of 4, host 1 has ranks 1 and 3. */
+/* A host has several ranks, which may be not consecutive: of 4 ranks, host 1 has ranks 1 and 3. */
 TEST(test_several_ranks)
 {
     if (comm_size() < 4)
@@ -205,7 +207,7 @@ TEST(test_several_ranks)
     stop();
 }
 
-/* The address of the socket that hosts_start has opened. */
+/* Returns the address of the socket that hosts_start has opened. */
 static struct sockaddr_in own_address(void)
 {
     struct sockaddr_in a = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
@@ -216,13 +218,14 @@ static struct sockaddr_in own_address(void)
         if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) == 0 && type == SOCK_DGRAM &&
             getsockname(fd, (struct sockaddr *)&bound, &bound_size) == 0 &&
             bound.ss_family != AF_UNIX)
-            a.sin_port = ((struct sockaddr_in *)&bound)->sin_port; /* as in IPv6 */
+            /* the port is at the same place as in IPv6 */
+            a.sin_port = ((struct sockaddr_in *)&bound)->sin_port;
     }
     assert_int_not_equal(a.sin_port, 0);
     return a;
 }
 
-/* What other programs send changes nothing, whatever its size. */
+/* Messages of other programs change nothing, whatever their size. */
 TEST(test_strangers)
 {
     struct {
@@ -236,7 +239,7 @@ TEST(test_strangers)
         skip();
     start(comm_rank());
     beat_until(is_heard);
-    comm_barrier(); /* the others are silent */
+    comm_barrier(); /* the other ranks are silent */
     hosts_exchange();
     if (own.rank == 0) {
         const struct sockaddr_in to = own_address();

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""scripts/make_image_features.py: how pictures are read, what is left out, and that features of other settings are refused."""
+"""scripts/make_image_features.py: how pictures are read, which pictures are skipped, and the refusal of features with other
+settings."""
 import hashlib, io, json, os, shutil, struct, sys, tempfile, unittest, zlib
 from unittest import mock
 
@@ -23,7 +24,7 @@ class FeaturesTest(Images):
     # ---- pictures ----------------------------------------------------------------------------------------------------------
 
     def test_turned(self):
-        """EXIF: which side of the picture its first row and its first column are."""
+        """EXIF: the sides of the picture at which its first row and its first column are."""
         height, width = 16, 24
         upright = np.zeros((height, width, 3), np.uint8)
         upright[:8, :8], upright[:8, 16:], upright[8:, :8] = (255, 0, 0), (0, 255, 0), (0, 0, 255)
@@ -44,7 +45,8 @@ class FeaturesTest(Images):
                 self.assertLessEqual(abs(found - upright).max(), 4 if kind == "jpeg" else 0, path)
 
     def test_modes(self):
-        """What pictures of each mode become, by hand; those of all formats, by transformers' own loading if it is installed."""
+        """The pixels of pictures of each mode, by hand. Pictures of all formats are compared with transformers' own loading, if
+        it is installed."""
         ramp, wide = np.arange(240, dtype=np.uint8).reshape(12, 20), np.linspace(0, 65535, 240).astype("<u2").reshape(12, 20)
         gray, colour = Image.fromarray(ramp), Image.fromarray(np.stack([ramp, ramp.T.reshape(12, 20), 255 - ramp], 2))
         see_through = colour.copy()
@@ -76,9 +78,9 @@ class FeaturesTest(Images):
                     exif[0x0112] = orientation
                     try:
                         picture.save(path, exif=exif, **more)
-                        with Image.open(path) as again:      # some versions write what they cannot read
+                        with Image.open(path) as again:      # some versions write files that they cannot read
                             again.load()
-                    except (OSError, ValueError, KeyError):      # a format without that mode
+                    except (OSError, ValueError, KeyError):      # a format without this mode
                         continue
                     found = pictures.load(path)
                     if load_image:
@@ -89,7 +91,7 @@ class FeaturesTest(Images):
         self.assertGreater(compared, 500)
 
     def test_deep(self):
-        """A note tells of gray above 255, once for each run."""
+        """A note tells of gray values above 255, once per run."""
         Image.fromarray(np.full((4, 4), 300, np.uint16)).save(os.path.join(self.root, "deep.png"))
         Image.fromarray(np.full((4, 4), 255, np.uint16)).save(os.path.join(self.root, "flat.png"))
         chats = self.write("x.jsonl", [talk(IMAGE, image=name) for name in ("deep.png", "flat.png", "a.png")])
@@ -98,7 +100,7 @@ class FeaturesTest(Images):
         self.assertRegex(told.getvalue(), r"NOTE: pictures with more than 8 bits.*: 1, the first .*deep\.png")
 
     def broken(self):
-        """Names of pictures that Pillow refuses with errors of several kinds."""
+        """Pictures that Pillow refuses with different kinds of errors."""
         chunk = lambda kind, data: struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
         with open(os.path.join(self.root, "a.png"), "rb") as file:
             png = file.read()
@@ -115,7 +117,7 @@ class FeaturesTest(Images):
         return list(some)
 
     def test_broken(self):
-        """One line that names conversation and picture, whatever Pillow raises."""
+        """Whatever Pillow raises, the message is one line that names the conversation and the picture."""
         for name in [*self.broken(), "none.png", "a.png/b.png", "half\ud83d.png"]:
             chats = self.write("x.jsonl", [talk(IMAGE, image="a.png"), talk(IMAGE, image=name)])
             self.assert_bad(self.features, (chats,), chats + ":2", name, "expected")
@@ -140,7 +142,7 @@ class FeaturesTest(Images):
         self.assertIn(f"left out, as --skip-bad asks: {len(names) + 2}", printed)
 
     def test_long_names(self):
-        """An error has the conversation and the start of the picture's name, whatever its length."""
+        """An error names the conversation and the start of the picture's name, however long the name is."""
         model, _ = self.seeing(TEXTS)
         features, _ = self.features(self.write("good.jsonl", [talk(IMAGE + "q", image="a.png")]))
         url = "data:image/png;base64," + "A" * 200000
@@ -159,7 +161,7 @@ class FeaturesTest(Images):
     # ---- settings ----------------------------------------------------------------------------------------------------------
 
     def model_of(self, config=None, processor=None, name="llava"):
-        """A folder with these settings, and a stand-in for its tower: the pixels of pictures."""
+        """Makes a folder with these settings, and a stand-in for its tower: the pixels of pictures."""
         folder = os.path.join(self.top, name)
         os.makedirs(folder, exist_ok=True)
         vision = {"model_type": "clip_vision_model", "hidden_act": "gelu"}
@@ -196,7 +198,7 @@ class FeaturesTest(Images):
             return json.load(file)
 
     def test_settings(self):
-        """Features of other settings are refused, by both scripts; equal settings are the same, however they are written."""
+        """Both scripts refuse features with other settings. Equal settings may be written in different ways."""
         chats, output = self.write("x.jsonl", [talk(IMAGE, image="a.png")]), os.path.join(self.top, "features")
         made = self.compute(self.model_of(), chats, output)
         for config, processor in (({}, {}), ({"vision_feature_layer": -2}, {"size": {"shortest_edge": 336}}),
@@ -228,7 +230,7 @@ class FeaturesTest(Images):
         self.assert_bad(self.compute, (self.model_of(), chats, output, "torchvision"), "'torchvision'", "make the features again")
 
     def test_settings_nested(self):
-        """transformers 5 reads the image processor of processor_config.json, if it is there."""
+        """transformers 5 reads the image processor from processor_config.json, if this file exists."""
         chats, folder = self.write("x.jsonl", [talk(IMAGE, image="a.png")]), self.model_of()
         made = self.compute(folder, chats, os.path.join(self.top, "features"))
         self.dump({"image_processor": {"size": 224}}, folder, "processor_config.json")
@@ -241,7 +243,8 @@ class FeaturesTest(Images):
         self.assertIsNone(image_settings.differing(made["settings"], folder))       # not said
 
     def test_old(self):
-        """Features that do not say how they were made: accepted where nothing changed, and then they say it, under the same id."""
+        """Features that lack their settings are accepted if they are unchanged. Afterwards they have the settings, and the same
+        id."""
         chats, output = self.write("x.jsonl", [talk(IMAGE, images=["a.png", "b.png"])]), os.path.join(self.top, "features")
         now = self.compute(self.model_of(), chats, output)
 
@@ -260,7 +263,7 @@ class FeaturesTest(Images):
 
         picture, exif = Image.open(os.path.join(self.root, "b.png")), Image.Exif()
         grow_old()
-        with open(os.path.join(output, now["files"][1][0]), "r+b") as file:        # two steps of BF16 of one value
+        with open(os.path.join(output, now["files"][1][0]), "r+b") as file:        # one value, changed by two steps of BF16
             values = np.frombuffer(file.read(), "<u2").copy()
             values[0] += 2
             file.seek(0)
@@ -277,7 +280,7 @@ class FeaturesTest(Images):
         self.assert_bad(self.compute, (self.model_of(), chats, output), "b.png is now rotated as its EXIF says", "again")
 
     def test_tower_errors(self):
-        """What ./train refuses, and what has no tower, before anything is computed."""
+        """What ./train refuses, and models without a tower, are errors before anything is computed."""
         chats = self.write("x.jsonl", [talk(IMAGE, image="a.png")])
         for config, word in (({"vision_feature_layer": [-2, -1]}, "config.json: vision_feature_layer is a list"),
                              ({"vision_feature_layer": "last"}, 'vision_feature_layer is "last"; expected a number'),
@@ -289,7 +292,8 @@ class FeaturesTest(Images):
                 make_image_features.main(["--model", self.model_of(config), "--root", self.root, "--output", self.top, chats])
 
     def test_processor(self):
-        """The settings of transformers' own processors, if it is installed: what it writes is the same as what it read."""
+        """With the settings of transformers' own image processors, if installed: the written settings equal those that were
+        read."""
         if not load_image:
             return
         from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil

@@ -1,5 +1,6 @@
-/* The projector: its operations against formulas in double, and models with images against models
- * without. Gradients: test_gradients.c; transformers: test_parity.c; ranks: test_images_ranks.c. */
+/* The projector: compares its operations with formulas in double, and models with images with
+ * models without images. test_gradients.c tests gradients, test_parity.c compares with
+ * transformers, test_images_ranks.c tests ranks. */
 #include "model/store/param_store_sizes.h"
 #include "tests/test.h"
 #include "tests/kit.h"
@@ -22,7 +23,7 @@ static double gelu_slope(double x)
     return (1 + erf(x / sqrt(2))) / 2 + x * exp(-x * x / 2) / sqrt(2 * M_PI);
 }
 
-/* erff: 2 ulp near 1, and the sum 1 + erf keeps an absolute error. */
+/* erff has an error of 2 ulp near 1. The sum 1 + erf keeps this as an absolute error. */
 TEST(test_gelu)
 {
     const int N = 12, C = 40;
@@ -146,9 +147,9 @@ static void check_same_gradient(const Trainer *a, int u, const Trainer *b, int v
     assert_memory_equal(x, y, tensor_bytes(a->store.shard[u].grad));
 }
 
-/* An identity projector whose features are the embedding's rows of tokens gives the bits of these
- * tokens; the embedding's row of the image's token has gradient 0, and the projector's is dy^T
- * x. */
+/* An identity projector whose features are the embedding's rows of some tokens gives the bits of
+ * these tokens. The embedding of the image token has gradient 0, and the gradient of the projector
+ * is dy^T x. */
 TEST(test_identity)
 {
     const ModelConfig plain = architecture(LLAMA);
@@ -198,8 +199,8 @@ TEST(test_identity)
 
 static const char *const names[] = { "f32", "bf16", "fp8", "coat", "coat-lean" };
 
-/* Without images the model has the bits of its text model, and the projector's gradients are 0,
- * whatever their memory held. */
+/* Without images, the model has the bits of its text model. The projector's gradients are 0,
+ * whatever was in their memory. */
 TEST(test_text_only)
 {
     for (int r = 0; r < 5; r++) {
@@ -216,7 +217,8 @@ TEST(test_text_only)
         memcpy(shown, tokens, sizeof shown);
         memcpy(masked, targets, sizeof masked);
         place_images(&images, shown, masked, B, T, 3);
-        const double seen = pass(&b, shown, masked, &images); /* leaves gradients in memory */
+        /* this pass leaves gradients in memory */
+        const double seen = pass(&b, shown, masked, &images);
         const double expected = pass(&a, tokens, targets, NULL),
                      loss = pass(&b, tokens, targets, NULL);
         assert_memory_equal(&loss, &expected, sizeof loss);
@@ -234,8 +236,8 @@ TEST(test_text_only)
     }
 }
 
-/* Other features, another loss; the same again, the same bits. In BF16 features as in F32,
- * rounded. */
+/* Other features change the loss; the same features give the same bits. In BF16, features have the
+ * values of F32 features, rounded. */
 TEST(test_features)
 {
     for (int r = 0; r < 5; r++) {
@@ -259,11 +261,11 @@ TEST(test_features)
 
 /* ---- generating ------------------------------------------------------------------------------ */
 
-/* tokens of a prompt; those that go through the model at once */
+/* tokens of a prompt, and tokens that go through the model at once */
 enum { LONG = 600, ONCE = 512 };
 
-/* The logits after a prompt with two images, given in pieces of up to `most` tokens with the rows
- * of each. */
+/* Returns the logits after a prompt with two images. The prompt is given in pieces of up to `most`
+ * tokens, with the rows of each piece. */
 static float *logits_after(int most)
 {
     ModelConfig m = with_images(architecture(LLAMA), PROJECTOR_MLP, true);

@@ -1,5 +1,5 @@
-/* data/images: which row of which image the tokens of a file show, in cut and packed sequences, and
- * what is wrong with files. */
+/* data/images: which row of which image the tokens of a file show, in sequences with and without
+ * packing, and errors for bad files. */
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -20,7 +20,7 @@ static const uint64_t ID = 0x0123456789abcdef;
 
 static char folder[64];
 
-/* A path in the folder, valid until the 32nd call after it. */
+/* Returns a path in the folder, valid until the 32nd call after this one. */
 static char *in(const char *name)
 {
     static char path[32][128];
@@ -30,7 +30,7 @@ static char *in(const char *name)
     return place;
 }
 
-/* Value c of row r of image i: exact in BF16. */
+/* Returns value c of row r of image i, which is exact in BF16. */
 static float value(int i, int r, int c)
 {
     return (float)(i * ROWS + r) + (float)c / 16;
@@ -72,7 +72,8 @@ static void write_index(const char *name, uint64_t id, const uint32_t *image, si
     write_file(in(name), bytes, sizeof id + count * sizeof *image);
 }
 
-/* Three images in three documents of 10, 8 and 6 tokens: at 2, at 7 (cut at 8), at 19. */
+/* Three images in three documents of 10, 8 and 6 tokens. They start at 2, at 7 (cut at 8), and at
+ * 19. */
 static const int at[3] = { 2, 7, 19 };
 static const uint32_t shown[3] = { 4, 0, 2 };
 static uint16_t tokens[LENGTH];
@@ -84,7 +85,7 @@ static void write_tokens(const char *name)
     for (int k = 0; k < 3; k++)
         for (int r = 0; r < ROWS; r++)
             tokens[at[k] + r] = TOKEN;
-    /* the second image fills the first document's end; EOS follows */
+    /* the second image fills the end of the first document; eos follows */
     tokens[9] = TOKEN;
     tokens[10] = EOS;
     write_file(in(name), tokens, sizeof tokens);
@@ -108,7 +109,8 @@ static DataSpec spec_of(char **paths, char **indexes)
                        .reopened = true };
 }
 
-/* The value that token `offset` of the file shows in column c; -1: none. */
+/* Returns the value that token `offset` of the file shows in column c; -1: the token shows no
+ * image. */
 static float expected(int offset, int c)
 {
     for (int k = 0; k < 3; k++)
@@ -135,7 +137,8 @@ static void check_token(const Batch *b, int n, int offset)
     }
 }
 
-/* Sequences of a file one after the other: an image is cut between the first and the second. */
+/* The sequences of a file follow each other. An image is cut between the first and the second
+ * sequence. */
 TEST(test_cut)
 {
     for (int f32 = 0; f32 < 2; f32++) {
@@ -161,8 +164,8 @@ TEST(test_cut)
     }
 }
 
-/* In a file of two blocks between which images are counted: images in both, and one across the
- * border. */
+/* A file of two blocks, in which images are counted separately: images in both blocks, and one
+ * across the border. */
 TEST(test_long_file)
 {
     enum { LONG = 2 * 4096, COUNT = 4 };
@@ -193,7 +196,7 @@ TEST(test_long_file)
     loader_close(l);
 }
 
-/* Whole documents: the first, of 11 tokens, is truncated or split; where a piece begins does not
+/* Whole documents: the first, of 11 tokens, is truncated or split. The start of a piece does not
  * matter. */
 TEST(test_packed)
 {
@@ -220,13 +223,14 @@ TEST(test_packed)
             assert_true(n % T == 0 || b.begins[n] || b.tokens[n - 1] == tokens[offset - 1]);
             seen++;
         }
-        /* a split overlaps by a token; truncated: 6 of 8, 3 */
+        /* split: the border repeats an image token; truncated: the first document keeps 4 of its 6
+         * image tokens, and the third image has 3 */
         assert_int_equal(seen, split ? 9 + 1 : 7);
         loader_close(l);
     }
 }
 
-/* On every rank the same rows for the same sequences. */
+/* Every rank has the same rows for the same sequences. */
 TEST(test_ranks)
 {
     char *paths[] = { in("a.npy") }, *indexes[] = { in("a.index") };
@@ -245,7 +249,7 @@ TEST(test_ranks)
 
 enum { G = 4, STEPS = 5 };
 
-/* The same images under other numbers, and a source of text only. */
+/* The same images have other numbers; and a source has only text. */
 static int sources(MixtureSource mix[3])
 {
     static char *paths[3], *indexes[2];
@@ -278,13 +282,15 @@ static int sources(MixtureSource mix[3])
     return 3;
 }
 
-/* A sequence: its source and number, and the first value of each token's features, -1 without. */
+/* A sequence: its source and number, and the first value of each token's features, -1 without an
+ * image. */
 typedef struct {
     int source, index;
     float first[T];
 } Seen;
 
-/* Steps from `from` on as one of W ranks sees them; returns the place after them. */
+/* Collects the steps from `from` on, as one of W ranks sees them; returns the position after
+ * them. */
 static LoaderState see(Seen *seen, const DataSpec *spec, int steps, int rank, int W,
                        LoaderState from)
 {
@@ -306,8 +312,8 @@ static LoaderState see(Seen *seen, const DataSpec *spec, int steps, int rank, in
     return end;
 }
 
-/* Each source shows its own images; steps do not depend on ranks, nor on where a run was
- * resumed. */
+/* Each source shows its own images. Steps depend neither on the number of ranks nor on the step of
+ * a resume. */
 TEST(test_mixture)
 {
     MixtureSource mix[3];
@@ -358,7 +364,7 @@ static void open_it(void *what)
     o->loader = loader_open(o->spec, 3, 0, 1);
 }
 
-/* Opening or reading the first step must fail with a message that has this text. */
+/* Opening the data or reading the first step must fail with a message that contains this text. */
 static void fails(const DataSpec *spec, const char *text)
 {
     Opening o = { spec, NULL };
@@ -411,8 +417,7 @@ TEST(test_errors)
     fails(&spec, "row 1 of image 4 has a value that is not finite");
 }
 
-/* Features of another tower of the same width; of the same one; and of a tower that is not
- * known. */
+/* Features of another tower of the same width, of the same tower, and of an unknown tower. */
 TEST(test_tower)
 {
     char *paths[] = { in("a.npy") }, *indexes[] = { in("a.index") };
@@ -440,8 +445,8 @@ TEST(test_tower)
 
 #define CLIP "\"vision_config\": {\"hidden_act\": \"gelu\"}"
 
-/* Features of other settings than those of the model's folder: a key of each file, one that is
- * given, one that is not, numbers and what stands for them. */
+/* Features whose settings differ from those of the model's folder: a key of each file, a missing
+ * key, an additional key, numbers, and other ways to write a value. */
 TEST(test_settings)
 {
     char *paths[] = { in("a.npy") }, *indexes[] = { in("a.index") };
@@ -450,7 +455,7 @@ TEST(test_settings)
     const struct {
         const char *config, *processor, *nested, *wrong;
     } cases[] = {
-        /* no tower: any features */
+        /* without a tower, any features are accepted */
         { "{" CLIP "}", "{\"size\": 336, \"image_mean\": [0, 1]}", NULL, NULL },
         { "{" CLIP ", \"vision_feature_layer\": -2}",
           "{\"size\": {\"edge\": 336}, \"image_mean\": [0.0, 1.0]}", NULL, NULL },
@@ -501,7 +506,7 @@ TEST(test_settings)
     write_features("bf16", ROWS, COLS);
 }
 
-/* Errors of a mixture name the source. */
+/* Errors in a mixture name the source. */
 TEST(test_mixture_errors)
 {
     MixtureSource mix[3];

@@ -1,8 +1,8 @@
-/* Images on ranks: only the first sequence of a batch has some, so that most ranks have none. Steps
- * on 1, 2 and 4 ranks, under every strategy, with context ranks and with pipeline stages, have the
- * losses and gradient norms of ranks that each compute the whole batch. In F32 these differ by the
- * order of sums only: up to 32 terms of 2 sums, a few u = 2^-24 of each; three steps of AdamW with
- * eps 1e-5 pass it on. 1e-5 is 80 times of that. */
+/* Images on several ranks: only the first sequence of a batch has images, so most ranks have none.
+ * Steps on 1, 2 and 4 ranks, under every strategy, with context ranks and with pipeline stages,
+ * have the losses and gradient norms of ranks that each compute the whole batch. In F32 the results
+ * differ only by the order of sums: up to 32 terms of 2 sums, a few u = 2^-24 of each. Three steps
+ * of AdamW with eps 1e-5 pass this error on. The bound of 1e-5 is 80 times the error. */
 #include "tests/test.h"
 #include "tests/images.h"
 #include "tests/ranks_case.h"
@@ -14,7 +14,8 @@ typedef struct {
     double loss[STEPS], norm[STEPS];
 } Result;
 
-/* Every strategy, then two context ranks, then two stages. Returns false if it needs more ranks. */
+/* Sets *s to the i-th choice: every strategy, then two context ranks, then two stages. Returns
+ * false if it needs more ranks. */
 static bool use_way(Strategy *s, const char **name, int way)
 {
     if (way < NUM_STRATEGIES) {
@@ -39,8 +40,8 @@ static void fill_batch(int *tokens, int *targets, TestImages *images, int step)
     place_images(images, tokens, targets, 1, T, (uint64_t)step + 20);
 }
 
-/* whole: each rank computes all sequences of the batch. Adapters come with a projector that is
- * trained. */
+/* whole: each rank computes all sequences of the batch. With adapters, the projector is trained,
+ * too. */
 static Result run(const Case *k, Strategy s, bool whole)
 {
     Result x;
@@ -71,7 +72,7 @@ static Result run(const Case *k, Strategy s, bool whole)
     return x;
 }
 
-/* All parameters, only the projector, LoRA and QLoRA. */
+/* Trains all parameters, only the projector, LoRA and QLoRA. */
 TEST(test_f32)
 {
     static const Case cases[] = {
@@ -99,7 +100,7 @@ TEST(test_f32)
     }
 }
 
-/* Other recipes: the same bits in a second run, and finite losses, in every way. */
+/* Other recipes give the same bits in a second run, and finite losses, with every choice. */
 TEST(test_recipes)
 {
     static const char *const names[] = { "coat", "coat-lean", "bf16" };

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""scripts/in_step.py on records made by hand, and scripts/bench_steps.py and its like on programs that pretend to train."""
+"""Tests scripts/in_step.py with hand-made records, and scripts/bench_steps.py and similar scripts with programs that pretend to
+train."""
 import contextlib, io, json, os, shutil, stat, subprocess, sys, tempfile, unittest
 
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -36,15 +37,15 @@ ADAMW = "_Z16adamw_fp8_kernelI4FormIL5DType2ELb1EES2_13__nv_bfloat16S3_EvPT1_6Mo
 NORM = "_Z20norm_backward_kernelv"
 NCCL = "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
-# One micro-step: name, us. The GEMM before each loss and the two after it belong to the head.
+# One micro-batch: name, us. The GEMM before each loss and the two GEMMs after it belong to the head.
 MICRO_STEP = [(FP8_FORWARD, 100), (FLASH, 30), (BF16_GEMM, 5), (LOSS, 1), (BF16_GEMM, 6), (BF16_GEMM, 7),
               (FP8_FORWARD, 5), (LOSS, 1), (FP8_FORWARD, 6), (FP8_DW, 7), (FUSED_FORWARD, 40), (FUSED_DX, 50), (FP8_DW, 10),
               (GRADIENTS, 10), (NORM, 20), ("[memset]", 2)]
 
 
 def steps(count, gap=0, other=None):
-    """Lines of `count` steps of two micro-steps with `gap` us of nothing before each, and `other` (name, us) on another queue from
-    the start of the last step but one."""
+    """Returns the lines of `count` steps of two micro-batches, with a pause of `gap` us before each, and `other` (name, us) on
+    another queue from the start of the second-last step."""
     lines, at = [], 1_000_000
 
     def add(name, us, stream=7):
@@ -80,7 +81,8 @@ class InStepTest(Folder):
         return in_step.Window(in_step.read_times(os.path.join(self.top, "times")), count)
 
     def test_groups(self):
-        """Two of five steps: every kernel in its row, of the head the GEMMs in whatever format."""
+        """Two of five steps: every kernel is in its row, and the GEMMs of the head are in the head's row, whatever their
+        format."""
         window = self.window(steps(5, gap=9))
         of_step = {in_step.FP8: 400, in_step.ATTENTION: 80, in_step.HEAD: 72, in_step.ELEMENTWISE: 52, in_step.ADAMW: 6}
         self.assertEqual(window.groups, {group: 2 * 1000 * us for group, us in of_step.items()})
@@ -88,7 +90,8 @@ class InStepTest(Folder):
         self.assertAlmostEqual(window.seconds, 2 * (sum(of_step.values()) + 9) / 1e6)
 
     def test_overlap(self):
-        """A collective overlaps with a step and fills the gap after it: less idle time, and the rest is subtracted as overlap."""
+        """A collective overlaps with a step and fills the gap after the step: there is less idle time, and the overlap is
+        subtracted."""
         for name in (NCCL, "[copy peer to peer]"):
             window = self.window(steps(4, gap=9, other=(name, 700)))
             self.assertEqual(window.groups[in_step.COMMUNICATION], 700_000)
@@ -96,7 +99,7 @@ class InStepTest(Folder):
         self.assertAlmostEqual(sum(window.groups.values()) + window.idle - window.overlap, window.seconds * 1e9)
 
     def test_copies(self):
-        """Copies within a GPU on another queue than the kernels are NCCL's if NCCL runs."""
+        """Copies within a GPU that are not on the queue of kernels belong to NCCL, if NCCL runs."""
         copy = "[copy device to device]"
         alone, own = steps(3, other=(copy, 20)), steps(3, other=(copy, 20))
         collective = f"1000000\t1000100\t8\t{NCCL}\n"
@@ -105,7 +108,7 @@ class InStepTest(Folder):
             self.assertEqual(self.window(lines).groups[in_step.COMMUNICATION], expected)
 
     def test_broken_off(self):
-        """A step without its update is not one, and half a line at the end is nothing."""
+        """A step without its update does not count. Half a line at the end is ignored."""
         lines = steps(3)
         whole = self.window(lines)
         broken = self.window(lines + steps(1)[:20] + ["123\t45"])
@@ -116,13 +119,13 @@ class InStepTest(Folder):
             self.window([])
 
     def test_launcher(self):
-        """A launcher's empty file comes first and is passed over."""
+        """The empty file of a launcher comes first and is ignored."""
         alone = self.window(steps(3))
         self.write("times/9.tsv", "")
         self.assertEqual(self.window(steps(3)).groups, alone.groups)
 
     def test_table(self):
-        """TFLOP/s of all blocks' GEMMs; the file for programs holds what the table does."""
+        """The TFLOP/s of all GEMMs of the blocks. The file for programs has the same contents as the table."""
         self.write("times/17.tsv", "".join(steps(4)))
         tsv, out = os.path.join(self.top, "out.tsv"), io.StringIO()
         with contextlib.redirect_stdout(out):
@@ -139,7 +142,7 @@ class InStepTest(Folder):
                          {"cross_entropy_kernel", "norm_backward_kernel", "[memset]"})
 
 
-# Options, files and lines of a step of ./train, at given tokens per second and watts; each start adds a letter to a file.
+# The options, files and step lines of ./train, with given tokens per second and watts. Each start adds a letter to a file.
 TRAIN = """#!/usr/bin/env python3
 import json, os, sys
 letter, speed, watts, top = "{letter}", {speed}, {watts}, "{top}"
@@ -203,7 +206,7 @@ class BenchStepsTest(Folder):
             self.assertIn(table, done.stdout)
 
     def test_documents(self):
-        """Their ends lie 700 tokens apart on the mean."""
+        """The documents have 700 tokens on average."""
         self.assertEqual(self.bench("--train", self.a, "7B-documents").returncode, 0)
         with open(os.path.join(self.folder, "documents.npy"), "rb") as file:
             documents = file.read()
@@ -214,7 +217,7 @@ class BenchStepsTest(Folder):
         self.assertFalse(any(tokens[i:i + 2] == b"\2\0" for i in range(0, len(tokens), 2)))
 
     def test_failures(self):
-        """A run that fails leaves a row that says so, and the others go on."""
+        """A run that fails gets a row that says so; the other runs continue."""
         done = self.bench("--train", self.a, "bad: configs/tiny.yaml --fails", "7B")
         self.assertEqual(done.returncode, 1)
         self.assertIn("error: what is wrong\nerror: exit status 1 of ", done.stdout)
@@ -223,7 +226,7 @@ class BenchStepsTest(Folder):
         self.assertIn("unknown: 8C; expected one of 7B", self.bench("8C").stderr)
 
     def test_no_launcher(self):
-        """One line says which, here and in the other scripts that train."""
+        """One line names the missing program, here and in the other scripts that train."""
         run = ["configs/tiny.yaml", "bf16"]
         for script, *arguments in (["bench_steps.py", "7B", "--folder", self.folder], ["compare.py", *run, "--folder", self.top],
                                    ["largest_batch.py", *run, "--batch", "1"], ["largest_batch.py", *run, "--train", "/nope"]):
@@ -233,7 +236,7 @@ class BenchStepsTest(Folder):
             self.assertRegex(done.stderr, r"\Aerror: /nope: No such file or directory; expected .*--launch.*\n\Z")
 
     def test_no_batch(self):
-        """A number below 1 is not the same as none, which searches."""
+        """A number below 1 is an error. It does not mean the same as no number, which starts a search."""
         for batch in ("0", "-1"):
             done = subprocess.run([sys.executable, os.path.join(TOP, "scripts", "largest_batch.py"), "configs/tiny.yaml", "bf16",
                                    "--train", self.a, "--launch", self.launch, "--batch", batch], capture_output=True, text=True)
@@ -242,7 +245,7 @@ class BenchStepsTest(Folder):
 
     @unittest.skipUnless(shutil.which("cc"), "no cc")
     def test_traced(self):
-        """Kernels are told of a run of their own, if the library that writes them down can be loaded."""
+        """A separate run reports kernel times, if the library that records them can be loaded."""
         library, source = os.path.join(self.top, "times.so"), self.write("empty.c", "")
         done = self.bench("--train", self.a, "--kernel-times", library, "7B")
         self.assertEqual(done.returncode, 1)

@@ -14,7 +14,8 @@
 enum { BLOCKS = 3, D = 80, HEADS = 64, MLP = 160, RANK = 16 };
 static const double STD = 0.05;
 
-/* Standard deviations of these parameters in each block, or of a parameter outside of blocks. */
+/* Standard deviations of these parameters in each block, or of a parameter outside of the
+ * blocks. */
 typedef struct {
     const char *params;
     double std[BLOCKS];
@@ -41,8 +42,8 @@ static void fill_rows(Row rows[4], InitFn fn)
            4 * sizeof *rows);
 }
 
-/* A uniform distribution between +-1/sqrt(fan in), kaiming_uniform_ with a = sqrt(5), has a third
- * of that as its variance. */
+/* kaiming_uniform_ with a = sqrt(5) is a uniform distribution between +-1/sqrt(fan in). Its
+ * variance is a third of 1/fan in. */
 static const Row adapters[4] = { { "qkv_a gate_up_a", ALL(0.0645497) },
                                  { "out_a", ALL(0.0721688) },
                                  { "down_a", ALL(0.0456435) } };
@@ -64,8 +65,8 @@ static double find_std(const Row rows[4], const char *name, int block)
     return 0;
 }
 
-/* The variance of a normal number of variance 1 that is drawn again until it is at most `cutoff`;
- * 0: never. */
+/* Returns the variance of a standard normal number that is drawn again until it is at most
+ * `cutoff`; 0: no cutoff. */
 static double variance(double cutoff)
 {
     return cutoff == 0 ? 1
@@ -73,7 +74,7 @@ static double variance(double cutoff)
                                  erf(cutoff / sqrt(2));
 }
 
-/* Checks n elements; if std is 0 all must be `constant`. */
+/* Checks n elements. If std is 0, all must be `constant`. */
 static void check_values(const char *name, int unit, const double *x, size_t n, double std,
                          double cutoff, double constant)
 {
@@ -94,7 +95,7 @@ static void check_values(const char *name, int unit, const double *x, size_t n, 
     if (std > 0 && cutoff > 0 && !(largest <= cutoff * std * (1 + 1e-6)))
         fail_msg("%s of unit %d: %g is beyond %g standard deviations of %g", name, unit, largest,
                  cutoff, std);
-    /* 13 of 5000 are on average */
+    /* 13 of 5000 on average */
     if (std > 0 && cutoff == 0 && n > 5000 && !(largest > 3 * std))
         fail_msg("%s of unit %d: none of %zu is beyond 3 standard deviations of %g", name, unit, n,
                  std);
@@ -108,7 +109,7 @@ static ModelConfig model_of(InitFn fn, double cutoff)
     return m;
 }
 
-/* Every parameter; embedding and head have rows of the vocabulary, then zeros. */
+/* Checks every parameter. Embedding and head have rows for the vocabulary, then zeros. */
 static void check_model(const ModelConfig *m, double cutoff)
 {
     Config c;
@@ -151,8 +152,8 @@ TEST(test_adapters)
     check_model(&m, 3);
 }
 
-/* Random numbers are indexed by element: no two elements share one. Adapters have a separate
- * seed. */
+/* Random numbers have the index of their element, so no two elements share a number. Adapters have
+ * a separate seed. */
 TEST(test_numbers)
 {
     enum { MOST = 64 };

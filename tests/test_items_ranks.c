@@ -1,5 +1,6 @@
-/* Items of a parameter with a count are initialized, rounded, updated, saved, loaded and exported as
- * parameters of their own, whichever ranks store them. On 1, 2 and 4 ranks. test_units.c: names. */
+/* Items of a parameter with a count are initialized, rounded, updated, saved, loaded and exported
+ * like separate parameters, whichever ranks store them. On 1, 2 and 4 ranks. test_units.c tests
+ * their names. */
 #include "tests/test.h"
 #include "tests/expert_unit.h"
 #include "tests/exported.h"
@@ -14,7 +15,7 @@
 
 enum { SEED = 5 };
 
-/* ALONE_: a copy on each rank. SHARDED: over all ranks. CUT: two of them compute each layer. */
+/* ALONE_: a copy on each rank. SHARDED: over all ranks. CUT: two tensor ranks cut each layer. */
 typedef enum { ALONE_, SHARDED, CUT } Place;
 
 static void plan_items(Run *r, const ModelConfig *m, const char *recipe, Place place)
@@ -43,7 +44,7 @@ static void open_items(Run *r, const ModelConfig *m, const char *recipe, Place p
 
 /* ---- operands -------------------------------------------------------------------------------- */
 
-/* The values of an item from the shards of all ranks. */
+/* Returns the values of an item from the shards of all ranks. */
 static float *master_of(const Run *r, const Param *p)
 {
     const Shard *s = &r->store.shard[LAYER];
@@ -72,7 +73,8 @@ static void fetch(Operand *o, Tensor t, bool transposed)
     device_get(&o->scale, t.scale, sizeof o->scale);
 }
 
-/* The item rounded alone, in other memory: as stored, or, of a base, as initial weights are drawn. */
+/* Returns the item, rounded alone, in other memory: in its stored format or, for a base, from its
+ * initial weights. */
 static Operand rounded_alone(const Run *r, const Param *p, Format f)
 {
     const bool base = p->region == QUANTIZED;
@@ -92,7 +94,7 @@ static Operand rounded_alone(const Run *r, const Param *p, Format f)
     return o;
 }
 
-/* The operands of a pass, as the layer has them: one tensor. */
+/* Copies the operands of a pass. A layer has all items as one tensor. */
 static void take_operands(Operand to[ITEMS], Run *r, bool transposed)
 {
     fsdp_gather(&r->store, LAYER, transposed ? FOR_BACKWARD : FOR_FORWARD);
@@ -120,7 +122,7 @@ static void check_operands(const char *what, const Operand *found, const Operand
     assert_true(found->scale == expected->scale);
 }
 
-/* Blocks have scales of their own next to those of the expert layer. */
+/* Blocks have separate scales, next to the scales of the expert layer. */
 static void check_quantized_scales(const ParamStore *store, bool are_there)
 {
     int count = 0;
@@ -134,8 +136,8 @@ static void check_quantized_scales(const ParamStore *store, bool are_there)
     assert_int_equal(count, are_there ? ITEMS + 2 * NUM_LINEARS : 0);
 }
 
-/* On one rank, of values that are known there, and on all ranks. Scales differ, as the largest of
- * random weights do. */
+/* Runs on one rank, whose values are known, and on all ranks. Scales differ because the largest of
+ * random weights differ. */
 TEST(test_operands)
 {
     static const BaseFormat bases[] = { BASE_AS_FROZEN, BASE_E4M3, BASE_NF4 };
@@ -167,8 +169,8 @@ TEST(test_operands)
 
 /* ---- training -------------------------------------------------------------------------------- */
 
-/* A micro-batch with given gradients of all units: rank 0 has them, the others add 0. They are
- * multiples of 1/32, so that sums of two are exact in BF16. */
+/* Runs a micro-batch with given gradients of all units: rank 0 has the gradients, the other ranks
+ * add 0. The gradients are multiples of 1/32, so that sums of two are exact in BF16. */
 static void add_gradients(ParamStore *store, int number, bool last)
 {
     for (int u = store->num_units - 1; u >= 0; u--) {
@@ -230,8 +232,8 @@ static void open_way(Run *r, const ModelConfig *m, int way, Place place)
     store_init(store, &r->config.model, SEED);
 }
 
-/* Two steps, by every optimizer and with weights on the host, have the same bits on all ranks as on
- * one. */
+/* Two steps have the same bits on all ranks as on one rank, with every optimizer, and with weights
+ * on the host. */
 TEST(test_steps)
 {
     const ModelConfig m = expert_model(BASE_AS_FROZEN);
@@ -283,7 +285,7 @@ static void check_file(const Run *r, const char *folder)
 
 enum { STORED = 4 };
 
-/* Copies of what this rank stores of a unit. It may store nothing. */
+/* Copies of what this rank stores of a unit; the rank may store nothing. */
 typedef struct {
     char *bytes[STORED];
     size_t size[STORED];
@@ -317,7 +319,8 @@ static void check_same_stored(const ParamStore *store, const Stored *expected)
         }
 }
 
-/* NOTE: on a GPU one store at a time has gathered weights (comm_alloc), so each is closed first. */
+/* NOTE: on a GPU, only one store at a time can have gathered weights (comm_alloc), so each store is
+ * closed before the next is opened. */
 TEST(test_saved)
 {
     const ModelConfig m = expert_model(BASE_AS_FROZEN);
@@ -347,7 +350,7 @@ TEST(test_saved)
     release();
 }
 
-/* Two ranks compute each layer, and each has rows of gate and of up of every item. */
+/* Two tensor ranks compute each layer, and each has rows of gate and of up of every item. */
 TEST(test_cut)
 {
     const ModelConfig m = expert_model(BASE_AS_FROZEN);
@@ -371,8 +374,8 @@ TEST(test_cut)
     release();
 }
 
-/* With the trainer's scales: one for gate and up of an item. All codes
- * are read as the numbers that their export has. */
+/* With the trainer's scales, one scale for gate and up of each item. Reading the codes gives the
+ * numbers of their export. */
 TEST(test_exported)
 {
     const ModelConfig m = expert_model(BASE_AS_FROZEN);
@@ -415,7 +418,7 @@ TEST(test_exported)
     release();
 }
 
-/* Adapters of items on the checkpoint of test_saved. */
+/* Adapters of items, on the checkpoint of test_saved. */
 TEST(test_adapters)
 {
     const char *base = lasting(text("%s/step1", shared));

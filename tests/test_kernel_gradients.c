@@ -1,4 +1,4 @@
-/* The backward of every operation against central differences of its forward, in F32.
+/* Compares the backward of every operation with central differences of its forward, in F32.
  *
  * For L = sum cot * y with random cot, D(h) = (L(x+h) - L(x-h)) / 2h. Its truncation error is about
  * (D(2h) - D(h)) / 3, so |D(2h) - D(h)| bounds it while the cubic term dominates. Outputs that a
@@ -48,12 +48,13 @@ static double difference(const Function *f, Tensor x, size_t i, float at, float 
     return sum / width;
 }
 
-/* x is perturbed; dx holds the analytic gradient. At most MAX_SAMPLES elements, spread evenly. */
+/* x is perturbed; dx has the analytic gradient. Checks at most MAX_SAMPLES elements, spread
+ * evenly. */
 static void check_gradient(const Function *f, const char *of, Tensor x, Tensor dx)
 {
     const size_t numel = tensor_numel(x), stride = numel / MAX_SAMPLES + 1;
     const double *X = values(x), *D = values(dx);
-    /* the analytic gradient has terms up to this size, and an error of k u of it */
+    /* the analytic gradient has terms up to this size, and an error of k u of this size */
     double largest = 0;
     for (size_t i = 0; i < numel; i++)
         largest = fmax(largest, fabs(D[i]));
@@ -102,7 +103,7 @@ static void run_norm(void)
     norm_forward(now.y, now.x, now.stats, now.x, now.w, now.add, now.norm, FROM_SAVED);
 }
 
-/* k: rstd from a sum of C terms, then four operations. */
+/* k: a sum of C terms for rstd, then four operations */
 static void norm_case(NormKind kind, bool weight, bool residual, int N, int C)
 {
     now.norm = (Norm){ kind, 1e-5f };
@@ -137,7 +138,7 @@ static void run_matmul(void)
     matmul(now.y, now.x, now.w, now.add);
 }
 
-/* k: a sum of C products, whose sizes exceed |y| by a factor below C. */
+/* k: a sum of C products, which exceed |y| by a factor below C */
 static void matmul_case(int N, int C, int O)
 {
     now.x = filled(N, C, 1), now.w = filled(O, C, 2), now.add = filled(N, O, 3),
@@ -191,7 +192,7 @@ static void run_swiglu(void)
     swiglu_forward(now.y, now.x, now.x, NO_PRODUCT, FROM_SAVED);
 }
 
-/* k: five operations and expf. */
+/* k: five operations and expf */
 static void swiglu_case(int N, int width)
 {
     now.x = make_filled(F, N, 2 * width, 1, -3, 3), now.y = make(F, N, width);
@@ -217,7 +218,7 @@ static void run_loss(void)
     cross_entropy(now.x, losses, losses + now.x.rows, now.ints, now.vocab, 1, 0, false);
 }
 
-/* k: a sum of `vocab` exponentials, and |max - min| <= 6 in exp's argument; zloss doubles it. */
+/* k: a sum of `vocab` exponentials; |max - min| <= 6 in exp's argument; zloss doubles k */
 static void loss_case(int N, int V, int vocab, float scale, float z_weight)
 {
     int *target = keep(sizeof *target * (size_t)N);
@@ -271,7 +272,7 @@ static void run_stats(void)
     router_stats(now.y, now.x, now.routing);
 }
 
-/* k: exp of differences up to 4, a sum of E of them, a quotient by a sum of k of these. */
+/* k: exp of differences up to 4, a sum of E exponentials, and a quotient by a sum of k of them */
 static void weights_case(int N, int E, int k, bool normalize)
 {
     now.x = logits_apart(N, E), now.normalize = normalize;
@@ -289,7 +290,7 @@ static void weights_case(int N, int E, int k, bool normalize)
     release();
 }
 
-/* The losses are sums of router_stats' columns, weighted with the counts and with z. k: as above,
+/* The losses are sums over router_stats' columns, weighted with the counts and with z. k: as above,
  * and a sum over the tokens of a group. */
 static void losses_case(int N, int E, int k, int groups, float balance, float z)
 {
@@ -331,7 +332,7 @@ static void run_experts_swiglu(void)
     experts_swiglu(now.y, now.x, now.x, now.routing, FROM_SAVED);
 }
 
-/* Each expert has all tokens, whose number leaves no padding. k: six operations and expf. */
+/* Every expert gets all tokens; their number needs no padding. k: six operations and expf. */
 TEST(test_experts_swiglu)
 {
     enum { N = EXPERT_ROWS, E = 2, K = 2, WIDTH = 16 };
@@ -393,7 +394,7 @@ static void fill_beside(Tensor t, uint64_t seed, float limit)
 
 typedef enum { NO_NORM, WHOLE, BY_HEAD } Norms;
 
-/* k: the norm's rstd from a sum of up to H*D terms, then six operations. */
+/* k: a sum of up to H*D terms for the norm's rstd, then six operations */
 static void rope_case(float clip, Norms norms, int B, int T, int H, int K, int D)
 {
     const int N = B * T, S = (H + 2 * K) * D, Q = norms == BY_HEAD ? D : H * D,
@@ -441,8 +442,8 @@ static void run_attention(void)
     attention_forward(now.y, now.stats, now.x, now.attention, now.documents);
 }
 
-/* k: scores sum D products below 1, scaled: 2 sqrt(D) (D + 2), twice in exp; T + 2 terms in the
- * mean of v. */
+/* k: scores are sums of D products below 1, scaled: 2 sqrt(D) (D + 2), twice in exp; the mean of v
+ * has T + 2 terms */
 static void attention_case(const int *start, int B, int T, int H, int K, int D, int window)
 {
     const int N = B * T, S = (H + 2 * K) * D, O = H * D;

@@ -1,7 +1,7 @@
-/* Norms, linear layers, embedding, SwiGLU and loss against a double reference, within bounds
- * derived next to each.
+/* Compares norms, linear layers, embedding, SwiGLU and loss with a double reference. A comment
+ * derives each bound.
  *
- * u = 2^-24. A sum of n terms, in any order, has an error of at most n u sum|terms|; a factor 2
+ * u = 2^-24. A sum of n terms, in any order, has an error of at most n u sum|terms|; a factor of 2
  * covers tensor cores, which truncate instead of rounding. Elementwise F32 functions have errors of
  * at most 4 u (CUDA's expf and rsqrtf: 2 ulp). Each operation runs twice, for each row of formats,
  * on odd (for the CPU only), small and medium shapes. */
@@ -148,9 +148,9 @@ typedef struct {
     int outer, inner;
 } Strided;
 
-/* y (rows, cols) = old + sum over i of a(r,i) b(c,i), each matrix addressed by strides; terms =
+/* y (rows, cols) = old + sum over i of a(r,i) b(c,i). Strides address each matrix; terms =
  * sum|a||b| + |old|. In BF16 (f: y's format) cuBLASLt may round the product before it adds the old
- * value and rounds again, as it does for a single row; the CPU rounds once. */
+ * value and rounds again, as it does for a single row. The CPU rounds once. */
 static void product(double *y, double *bound, const double *old, Format f, int rows, int cols,
                     int sum, Strided a, Strided b)
 {
@@ -167,7 +167,7 @@ static void product(double *y, double *bound, const double *old, Format f, int r
         }
 }
 
-/* y = x wT + bias, rounded once everywhere, and the bias's gradient. */
+/* y = x wT + bias, rounded once on both back ends, and the gradient of the bias. */
 static void bias_cases(const FormatRow *f, const Shape *s)
 {
     const int N = s->N, C = s->C, O = s->O;
@@ -280,9 +280,9 @@ TEST(test_embedding)
 
 /* ---- SwiGLU ---------------------------------------------------------------------------------- */
 
-/* Relative errors: s = 1/(1+exp(-g)): 6 u; g s u: 8 u. 1 - s errs by 7 u s absolutely, hence s (1 +
- * g (1-s)) by 16 u s (1 + |g|). The gates reach to -100, where exp(-g) overflows F32 and act is 0
- * instead of 1e-42. */
+/* Relative errors: s = 1/(1+exp(-g)) has 6 u, and g s u has 8 u. 1 - s has an absolute error of 7 u
+ * s, so s (1 + g (1-s)) has an error of 16 u s (1 + |g|). The gates reach -100, where exp(-g)
+ * overflows F32 and act is 0 instead of 1e-42. */
 static void swiglu_cases(const FormatRow *f, const Shape *s)
 {
     const int N = s->N, F = s->C;

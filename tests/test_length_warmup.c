@@ -1,9 +1,9 @@
-/* Runs with sequence_length_warmup: short sequences are those of documents that end where the
- * sequences end; after the warmup, and in evaluation, sequences are whole. */
+/* Runs with sequence_length_warmup: short sequences equal documents that end where the sequences
+ * end. After the warmup, and in evaluation, sequences are whole. */
 #include "tests/test.h"
 #include "tests/launch.h"
 
-/* Sequences of 32 tokens whose 8th, 16th, ... token ends a document. */
+/* Sequences of 32 tokens. Their 8th, 16th, ... token ends a document. */
 static char data[256];
 
 static int run(int ranks, const char *name, const char *more)
@@ -43,8 +43,8 @@ static void check_same(const char *a, const char *b, int first, int last, double
             fail_msg("step %d: loss %.9g in %s, %.9g in %s", i, x[i], a, y[i], b);
 }
 
-/* In all six steps sequences have 8 tokens, so documents of 8 change nothing either; on two ranks
- * that share sequences, too. */
+/* In all six steps, sequences have 8 tokens, so documents of 8 tokens change nothing. The same on
+ * two context ranks. */
 TEST(test_pieces)
 {
     static const char warmup[] =
@@ -60,7 +60,7 @@ TEST(test_pieces)
             run(1, "context-documents", "--data.generate_doc_lengths --model.n_kv_heads=2"), 0);
         check_same("context-documents", "context", 1, 6, 1e-5);
     }
-    /* pieces of 16 divide nothing more */
+    /* sequences of 16 tokens cut no further document */
     expect_status(run(1, "both",
                       "--data.generate_doc_lengths --sequence_length_warmup.min_sequence_length=16 "
                       "--sequence_length_warmup.warmup_steps=100"),
@@ -68,8 +68,8 @@ TEST(test_pieces)
     check_same("documents", "both", 1, 6, 0);
 }
 
-/* 8 + 24 (step - 1) / 4 tokens, in multiples of 8; all tokens and labels are there, and evaluation
- * has whole sequences. */
+/* The length is 8 + 24 (step - 1) / 4 tokens, in multiples of 8. No token and no label is missing,
+ * and evaluation has whole sequences. */
 TEST(test_lengths)
 {
     static const char warmup[] =
@@ -85,8 +85,8 @@ TEST(test_lengths)
     for (int i = 1; i <= 6; i++)
         assert_true(length[i] == expected[i] && labels[i] == 8 * 31 && tokens[i] == 8 * 32 * i);
     metric(eval, "grows", "eval/sample/CrossEntropyLoss");
-    /* without the warmup from step 4 on: the same evaluation and the same steps, as attention has
-     * whole sequences */
+    /* from step 4 on without the warmup: the same evaluation and the same steps, because attention
+     * has whole sequences */
     expect_status(train(1,
                         "%s --max_duration=6 --eval_interval=2 --eval_on_load "
                         "--load_path=%s/grows/step4 --save_folder=%s/whole",

@@ -20,8 +20,8 @@ enum { B = 2, TOKENS = 64 };
 
 static char problem[128];
 
-/* On the CPU an operation reads all inputs before it writes, on a GPU not: so its outputs may
- * overlap other operands only if they are the same bytes, in place. */
+/* On the CPU, an operation reads all inputs before it writes; on a GPU it does not. So an output
+ * may overlap another operand only if both are the same bytes (in place). */
 static bool check_overlaps(void *watcher, const Operation *o)
 {
     (void)watcher;
@@ -53,7 +53,8 @@ static void fill_with_nan(void *p, size_t bytes)
     free(nan);
 }
 
-/* Fills memory that may hold anything afterwards with NaN: another back end may use it. */
+/* Fills memory that may have any contents after the operation with NaN, because another back end
+ * may use this memory. */
 static void spoil(void *watcher, const Operation *o)
 {
     (void)watcher;
@@ -74,7 +75,7 @@ typedef struct {
     char *grads;
 } Result;
 
-/* Places the buffers, in random order, each at the lowest free offset. */
+/* Places the buffers in random order, each at the lowest free offset. */
 static size_t lay_out(OverlaidBuffer *s, uint64_t seed)
 {
     bool done[NUM_BUFFERS] = { false };
@@ -122,7 +123,7 @@ static void see(uint64_t *hash, const void *p, size_t bytes)
 
 static const Model *observed;
 
-/* All buffers that forward writes in a block, as run/telemetry.c may read them. */
+/* Sees all buffers that forward writes in a block, because run/telemetry.c may read them. */
 static void observe(void *hash, int unit, const UnitTensors *w)
 {
     (void)w;
@@ -147,8 +148,9 @@ static void fill_tokens(int *tokens, int count, PassKind pass, const Config *c)
         tokens[n] = test_token((uint64_t)pass, (uint64_t)n, c->model.vocab_size);
 }
 
-/* A forward pass and two rows of its logits; then, if it trains, two micro-batches of a step, each
- * with other tokens. A pass must not need contents of shared memory from an earlier pass. */
+/* Runs a forward pass and computes two rows of its logits. Then, if the model trains, runs two
+ * micro-batches of a step with different tokens. A pass must not need contents of shared memory
+ * from an earlier pass. */
 static void make_passes(Model *m, ParamStore *store, const Config *c, Result *r)
 {
     int tokens[TOKENS];
@@ -166,7 +168,7 @@ static void make_passes(Model *m, ParamStore *store, const Config *c, Result *r)
     model_logits(m, store, m->text.N - 1, r->logits[1]);
 }
 
-/* A prompt, then one token after the other. */
+/* Decodes a prompt, then one token after the other. */
 static void generate(Model *m, ParamStore *store, const Config *c, Result *r)
 {
     enum { PROMPT = 9, ALL = 12 };
@@ -264,7 +266,7 @@ static ModelConfig small(SmallModel a)
     return m;
 }
 
-/* Every architecture, recipe and keep; half of each with the head in FP8, and with scales of the
+/* Every architecture, recipe and keep. Half of them have the head in FP8, and scales of the
  * step. */
 TEST(test_bits)
 {
@@ -278,7 +280,7 @@ TEST(test_bits)
             }
 }
 
-/* Two tiles of the MLP, the last one smaller; also of only one of two blocks. */
+/* Two tiles of the MLP, the last one smaller; also in only one of two blocks. */
 TEST(test_tiles)
 {
     static const char *const names[] = { "bf16", "fp8", "coat", "coat-lean" };
@@ -346,7 +348,7 @@ static size_t block_bytes(const char *recipe, Keep keep, int recompute)
     return bytes;
 }
 
-/* Each block has exactly the memory that it keeps, up to the alignment of 256 bytes. */
+/* Each block has exactly the memory that it keeps, rounded up to 256 bytes. */
 TEST(test_parts_bytes)
 {
     static const struct {
@@ -367,8 +369,8 @@ TEST(test_parts_bytes)
         }
 }
 
-/* Without a backward pass nothing is kept for it, whatever the recipe keeps, and lifetimes are
- * shorter: with several placements, a write after a buffer's lifetime is likely to overwrite
+/* Without a backward pass, nothing is kept for it, whatever the recipe keeps. Lifetimes are then
+ * shorter. Several placements are tried, so a write after a buffer's lifetime probably overwrites
  * another buffer. */
 TEST(test_forward_only)
 {
@@ -390,9 +392,9 @@ TEST(test_forward_only)
             }
 }
 
-/* Buffers planned to be live at the same time are: overlaid, the two change results, or an
- * operation overwrites its input. They are overlaid with an offset, since operations may skip a
- * copy if two tensors are the same memory. */
+/* Buffers that are planned to be live at the same time really are: if two of them are overlaid,
+ * results change, or an operation overwrites its input. They are overlaid with an offset, because
+ * operations may skip a copy if two tensors are the same memory. */
 static void check_meetings(const char *recipe, Keep keep)
 {
     enum { SHIFT = 256 };
@@ -435,8 +437,8 @@ TEST(test_meetings)
     check_meetings("bf16", KEEP_BLOCK);
 }
 
-/* Tensor ranks gather rows of a gradient, which they encode from BUFFER_own, while they compute
- * attention's output again: a buffer is live until its exchange has ended. */
+/* Tensor ranks gather rows of a gradient, which they encode from BUFFER_own, while they recompute
+ * attention's output. So a buffer is live until its exchange has ended. */
 TEST(test_exchange)
 {
     const ModelConfig m = without_wide_norms(small(OLMO2));
@@ -454,8 +456,8 @@ TEST(test_exchange)
     model_free(&model, &store);
 }
 
-/* If an operation is forgotten, another reads memory that was not written: here half of the
- * head's. */
+/* If an operation is missing, another one reads memory that was not written: here half of the
+ * head's memory. */
 TEST(test_forgotten)
 {
     const ModelConfig m = small(LLAMA);
@@ -465,7 +467,7 @@ TEST(test_forgotten)
     model_config(&c, &m, "bf16", B);
     model_plan(&model, &store, &c, (ShardChoice){ 1, 0, true });
     lifetimes_separate(model.shared);
-    model_place_tensors(&model, &store, &c); /* without memory, to plan again */
+    model_place_tensors(&model, &store, &c); /* places without memory, to plan again */
     lifetimes_record(&model, &store);
     model.text.N /= 2;
     DIES("norm_backward reads bytes 0 to 4096 of dh; no operation before it writes bytes "

@@ -1,6 +1,6 @@
-/* Folders of LlavaForConditionalGeneration: read, trained, saved, resumed, exported. What
- * transformers wrote and we do not compute with, the tower and its description, comes out as it
- * went in. test_parity.c compares what the models compute. */
+/* Folders of LlavaForConditionalGeneration are read, trained, saved, resumed and exported. Parts of
+ * a transformers folder that the program does not compute with, the tower and its description, are
+ * written unchanged. test_parity.c compares the computed results. */
 #include "model/config/export_options.h"
 #include "model/formats/adapter.h"
 #include "model/formats/hf.h"
@@ -49,7 +49,8 @@ static void fill_batch(Trainer *t)
         t->targets[n] = n % T == T - 1 || t->rows[n + 1] ? -1 : t->tokens[n + 1];
 }
 
-/* With adapters on `base` unless it is NULL; those of `folder` if it has some. */
+/* Opens a run, with adapters on `base` unless `base` is NULL; with the adapters of `folder` if it
+ * has some. */
 static void open_adapted(Trainer *t, const char *folder, const char *base, BaseFormat stored)
 {
     *t = (Trainer){ 0 };
@@ -116,8 +117,8 @@ static const char *copied(const char *name)
     return folder;
 }
 
-/* Every tensor of the golden folder that begins with `prefix` is in the file of the index of
- * `folder`, with the same bytes. */
+/* Every tensor of the golden folder whose name begins with `prefix` is in the file that the index
+ * of `folder` names, with the same bytes. */
 static void check_tensors(const char *name, const char *folder, const char *prefix)
 {
     SafeFile *was = safetensors_open(text("tests/golden/%s/model.safetensors", name));
@@ -169,8 +170,8 @@ static void check_config(const char *name, const char *folder)
     json_decref(now);
 }
 
-/* Loaded and saved: all tensors are the same. Trained for two steps: the tower is, and a resume in
- * the middle has the same bits, also if the folder of the start is gone. */
+/* After loading and saving, all tensors are the same. After two steps of training, the tower is the
+ * same. A resume in the middle has the same bits, even if the first folder is gone. */
 TEST(test_round_trip)
 {
     for (int g = 0; g < GOLDENS; g++) {
@@ -220,8 +221,8 @@ static void check_adapter_folder(const char *folder)
     json_decref(j);
 }
 
-/* Adapters and the projector, saved next to each other: a resume has the same bits, also over a
- * base in NF4; the merged folder computes what the adapters do, and has the trained projector. */
+/* Adapters and the projector, saved next to each other: a resume has the same bits, also on a base
+ * in NF4. The merged folder computes the same as the adapters, and has the trained projector. */
 TEST(test_adapters)
 {
     for (BaseFormat stored = BASE_AS_FROZEN; stored <= BASE_NF4; stored++) {
@@ -278,8 +279,8 @@ static uint64_t fingerprint_in(const char *folder)
     return fingerprint;
 }
 
-/* The hashes that scripts/make_image_features.py computes of the goldens; saved and exported
- * folders have the same ones. */
+/* The hashes that scripts/make_image_features.py computes of the golden folders. Saved and exported
+ * folders have the same hashes. */
 TEST(test_samples)
 {
     static const uint64_t known[GOLDENS] = { 0x939f26f8c251187f, 0x30b1e64c9a771979,
@@ -304,8 +305,8 @@ static double loss_from(const char *folder)
     return loss;
 }
 
-/* Codes of the language model only, as config.json says; the folder computes what its export to F32
- * does. Reading by transformers: scripts/reference.py formats. */
+/* Only the language model is stored as codes, as config.json says. The folder computes the same as
+ * its export to F32. scripts/reference.py formats tests that transformers reads such folders. */
 TEST(test_coded)
 {
     static const struct {
@@ -364,7 +365,7 @@ static ModelConfig read_json(const char *json)
 #define LLAVA(more) \
     "{\"architectures\": [\"LlavaForConditionalGeneration\"], \"model_type\": \"llava\"" more "}"
 
-/* The folder of LLaVA-1.5-7B: most keys are the classes' defaults. */
+/* The folder of LLaVA-1.5-7B: most keys have the defaults of their classes. */
 TEST(test_defaults)
 {
     const ModelConfig m = read_json(LLAVA(
@@ -433,8 +434,8 @@ TEST(test_refused)
          read_json(LLAVA(TOWER ", \"image_token_index\": \"<image>\"")));
 }
 
-/* A file of adapters with one tensor, of zeros. It names modules by a list, which in PEFT also
- * matches those of the tower. */
+/* Writes a file of adapters with one tensor of zeros. The file names modules by a list, which in
+ * PEFT also matches modules of the tower. */
 static const char *adapters_of(const char *tensor, const char *saved)
 {
     const char *folder = path_of(text("%s/adapters-%d", root, num_folders++));
@@ -508,8 +509,8 @@ TEST(test_older_names)
     release();
 }
 
-/* Folders that do not fit the model: adapters of the tower, a projector that is missing or that
- * nobody announced, other tokens. */
+/* Folders that do not fit the model: adapters of the tower, a projector that is missing or
+ * unexpected, other tokens. */
 TEST(test_unfit)
 {
     static const char base[] = "tests/golden/llava-llama",
@@ -525,7 +526,7 @@ TEST(test_unfit)
           projector, "there is no tensor" },
     };
     /* Adapters get initial values on the device before their files are compared, and CUDA does not
-     * work in the child of DIES. */
+     * work in the child process of DIES. */
     const int count = strcmp(device_build(), "cpu") == 0 ? 3 : 0;
     for (int i = 0; i < count; i++) {
         Trainer t;

@@ -25,7 +25,7 @@ static void write_file(const char *name, const char *text)
     try_write(path, text);
 }
 
-/* A run without a file: arguments in its place. */
+/* Starts a run without a configuration file: arguments replace it. */
 static Config *load_without_file(const char *a, const char *b, const char *c)
 {
     char saved[sizeof try_path];
@@ -58,7 +58,7 @@ TEST(test_without_file)
     write_file("saved.yaml", c->text);
     config_free(c);
 
-    char saved[sizeof try_path]; /* its saved form gives the same again */
+    char saved[sizeof try_path]; /* loading the saved form gives the same configuration */
     strcpy(saved, try_path);
     snprintf(try_path, sizeof try_path, "%s/saved.yaml", try_folder);
     c = try_load(1, NULL, NULL, NULL, NULL);
@@ -104,7 +104,7 @@ TEST(test_nothing_given)
     strcpy(try_path, saved);
 }
 
-/* The sequence length of the model, or of its run. */
+/* The sequence length of the model, or of the run that saved it. */
 TEST(test_length)
 {
     try_write_hf("{" TRY_LLAMA "}");
@@ -127,7 +127,7 @@ TEST(test_length)
         DType head;
         int sequences, batch;
     } runs[] = {
-        /* evaluated as in its run, trained as set here */
+        /* evaluation uses the settings of that run, training the settings given here */
         { { "--eval_only" }, "fp8", E5M2, 8, 24 },
         { { "--eval_only", "--recipe=bf16" }, "bf16", BF16, 8, 24 },
         { { "--eval_only", "--device_train_microbatch_size=2" }, "fp8", E5M2, 2, 2 },
@@ -141,7 +141,7 @@ TEST(test_length)
         assert_string_equal(c->recipe.name, runs[i].recipe);
         assert_int_equal(c->recipe.head.dtype, runs[i].head);
         const Recipe *row = recipe_find(runs[i].recipe);
-        /* `fast`: by its name in earlier versions */
+        /* `fast`: the key's name in earlier versions */
         const bool same = strcmp(row->name, "fp8") == 0;
         assert_int_equal(c->recipe.keep, same ? KEEP_BLOCK : row->keep);
         assert_int_equal(c->recipe.forward, same ? FROM_SAVED : row->forward);
@@ -160,7 +160,8 @@ TEST(test_length)
     assert_int_equal(system(command), 0);
 }
 
-/* files: made in a folder. given: the part of it used as load_path; with a slash another path. */
+/* files: made in a folder. given: the path below it that is used as load_path; with a slash,
+ * another path. */
 TEST(test_what_it_is)
 {
     static const struct {

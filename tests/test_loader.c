@@ -1,5 +1,5 @@
 /* data/loader: the order of training, the steps of every rank, resume, labels and documents.
- * Files, formats and error messages: test_shard.c; the shuffle: test_shuffle.c. */
+ * test_shard.c tests files, formats and error messages, test_shuffle.c the shuffle. */
 #include "data/loader.h"
 #include "data/sequence.h"
 #include "data/shuffle.h"
@@ -80,7 +80,7 @@ static DataSpec small_spec(bool shuffle)
 static const uint32_t order_6198[INSTANCES] = { 17, 4,  14, 3,  5, 12, 6, 15, 18, 13,
                                                 10, 11, 2,  19, 0, 16, 7, 9,  8,  1 };
 
-/* Collects the indices of `steps` steps of G instances in order, from the parts of W ranks. */
+/* Collects the indices of `steps` steps of G instances in order, from all W ranks. */
 static void collect(uint32_t *index, int steps, int G, int W, LoaderState from)
 {
     DataSpec spec = small_spec(true);
@@ -163,8 +163,8 @@ TEST(test_tokens_and_targets)
 
 /* ---- resume ---------------------------------------------------------------------------------- */
 
-/* At every instance of two epochs, also if it is not a multiple of the batch (the batch may have
- * changed). */
+/* At every instance of two epochs, even if the instance is not a multiple of the batch (the batch
+ * may have changed). */
 TEST(test_resume_at_every_instance)
 {
     DataSpec spec = small_spec(true);
@@ -193,8 +193,7 @@ TEST(test_resume_at_every_instance)
     loader_close(l);
 }
 
-/* Instances that are too few for a step of the saved run are enough for a step of fewer
- * sequences. */
+/* Instances that are too few for a step of the saved run suffice for a step of fewer sequences. */
 TEST(test_resume_with_fewer)
 {
     enum { G = INSTANCES * 2 / 3 };
@@ -255,7 +254,7 @@ TEST(test_fingerprint)
 
 TEST(test_unshuffled_pass)
 {
-    /* 8 + 8 + 4 instances; then with 3 of a last step of 8 for 4 ranks */
+    /* 8 + 8 + 4 instances; then 3 instances of a last step of 8 for 4 ranks */
     enum { G = 8, W = 4 };
     for (int rank = 0; rank < W; rank++) {
         DataSpec spec = small_spec(false);
@@ -274,7 +273,7 @@ TEST(test_unshuffled_pass)
             assert_int_equal(loader_state(l).instance, INSTANCES);
             loader_seek(l, (LoaderState){ 0, 0 });
         }
-        loader_seek(l, (LoaderState){ 0, 17 }); /* 3 left for 4 ranks */
+        loader_seek(l, (LoaderState){ 0, 17 }); /* 3 instances are left for 4 ranks */
         assert_true(loader_next(l, &b));
         assert_int_equal(b.sequences, rank < 3);
         assert_int_equal(b.labels, rank < 3 ? T - 1 : 0);
@@ -298,8 +297,8 @@ TEST(test_unshuffled_pass_without_the_rest)
     loader_close(l);
 }
 
-/* Batches of 2, 2, 4, 8, with an interruption of the thread in between: the same instances, on two
- * ranks. */
+/* Batches of 2, 2, 4 and 8, with an interruption of the thread in between, have the same instances,
+ * on two ranks. */
 TEST(test_doubling)
 {
     static const uint64_t until[] = { 2, 3 };
@@ -363,7 +362,7 @@ TEST(test_padding)
     }
 }
 
-/* By the definition: some n-gram occurs `count` times in succession. */
+/* By the definition: some n-gram occurs `count` times in a row. */
 static bool repeats_by_definition(const int *x, int n, int min_period, int max_period, int count)
 {
     for (int p = min_period; p <= max_period; p++)
@@ -395,7 +394,7 @@ TEST(test_repetition)
     assert_in_range(found, 1000, 19000); /* both results occurred */
 }
 
-/* OLMo's filter with its usual numbers: 13, 1, 32. A run of 31 passes, one of 32 masks every
+/* OLMo's filter with its usual numbers 13, 1, 32. 31 repetitions pass; 32 repetitions mask every
  * label. */
 TEST(test_instance_filter)
 {

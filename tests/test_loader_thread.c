@@ -1,5 +1,5 @@
-/* data/loader's thread: what it shuffles, that it reports progress, and that a waiting thread can
- * do other work. What it reads: test_loader.c. */
+/* The thread of data/loader: what it shuffles, that it reports progress, and that other work can be
+ * done while the main thread waits. test_loader.c tests what the thread reads. */
 #include "data/loader.h"
 #include "kernels/runtime/clock.h"
 #include "kernels/runtime/error.h"
@@ -44,7 +44,8 @@ static int remove_file(void **state)
     return unlink(path);
 }
 
-static char told[4096]; /* reports of the last loader, only on shuffles; ".": the thread is idle */
+/* reports of the last loader, only about shuffles; ".": the thread is idle */
+static char told[4096];
 
 static void tell(const char *doing)
 {
@@ -52,8 +53,8 @@ static void tell(const char *doing)
         strncat(told, doing ? doing : ".", sizeof told - strlen(told) - 1);
 }
 
-/* Two steps of eight are an epoch of twenty. Epochs without a step are not shuffled: neither one
- * that a resumed run has finished, nor one after the last step. */
+/* Two steps of eight are an epoch of twenty instances. Epochs without a step are not shuffled:
+ * neither an epoch that a resumed run has finished, nor an epoch after the last step. */
 TEST(test_no_idle_shuffle)
 {
     static const struct {
@@ -72,7 +73,7 @@ TEST(test_no_idle_shuffle)
         told[0] = '\0';
         Loader *l = loader_open(&spec, 8, 0, 1);
         Batch b;
-        usleep(20000); /* time for unwanted work of the thread */
+        usleep(20000); /* time in which the thread could do unwanted work */
         loader_seek(l, cases[i].from);
         loader_limit(l, (uint64_t)cases[i].steps);
         for (int k = 0; k < cases[i].steps; k++)
@@ -86,7 +87,7 @@ TEST(test_no_idle_shuffle)
                 fail_msg("case %zu: told '%s', expected %s", i, told, cases[i].shuffles[k]);
             at += strlen(cases[i].shuffles[k]);
         }
-        assert_true(*at == '.' && at[strspn(at, ".")] == '\0'); /* and finally idle */
+        assert_true(*at == '.' && at[strspn(at, ".")] == '\0'); /* idle at the end */
     }
 }
 
@@ -117,8 +118,8 @@ static void take_long(const char *doing)
     }
 }
 
-/* A shuffle of 3 seconds: a waiting thread can do other work meanwhile, and closing the loader ends
- * it. */
+/* A shuffle takes 3 seconds. Other work can be done during the wait, and closing the loader ends
+ * the shuffle. */
 TEST(test_wait)
 {
     enum { ENTRIES = 30 << 18 }; /* it reports progress 60 times */
@@ -140,7 +141,8 @@ TEST(test_wait)
     assert_true(loader_next(l, &b));
     assert_int_equal(b.sequences, 8);
 
-    /* waiting for a step does not release the previous one, which the thread would overwrite */
+    /* waiting for a step does not release the previous one; otherwise the thread would overwrite
+     * it */
     uint32_t held[8];
     memcpy(held, b.index, sizeof held);
     assert_true(loader_wait(l, 60));

@@ -1,6 +1,6 @@
-/* The three products of adapters against a double reference, within bounds derived next to them: A
- * and B, parts with gaps, every format of the wide tensor, ranks and shapes that fill no tile.
- * Columns outside the parts hold NaN and must not be read. */
+/* Compares the three products of adapters with a double reference. A comment derives each bound.
+ * Cases: A and B, ranges with gaps, every format of the wide tensor, ranks and shapes that fill no
+ * tile. Columns outside of the ranges hold NaN and must not be read. */
 #include "tests/test.h"
 #include "tests/lora_shapes.h"
 
@@ -15,7 +15,7 @@ static const Formats formats[] = {
 // clang-format on
 
 static const Shape shapes[] = {
-    /* the most that a block's shared memory holds; then more */
+    /* the largest that fits in a block's shared memory; then a larger one */
     { 1, 16, 1, false, 1, { { 0, 16 } } },
     { 5, 24, 3, false, 1, { { 0, 24 } } },
     { 5, 24, 3, true, 2, { { 1, 7 }, { 11, 9 } } },
@@ -39,7 +39,7 @@ static bool belongs(const Shape *s, int c)
     return some;
 }
 
-/* Uneven, so that FP8 needs its scale; NaN in columns outside the parts. */
+/* Values of different sizes, so that FP8 needs its scale; NaN in columns outside of the ranges. */
 static Tensor make_wide(const Shape *s, Format f)
 {
     Tensor x = make(f, s->N, s->C), source = make_f32(s->N, s->C);

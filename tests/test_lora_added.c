@@ -1,5 +1,5 @@
-/* Operations that add an adapter's product to their input, against a double reference, within
- * bounds derived next to them, and on CUDA against the CPU's record: saved tensors and outputs. */
+/* Compares operations that add an adapter's product to their input with a double reference, on CUDA
+ * also with the CPU's record: saved tensors and outputs. A comment derives each bound. */
 #include "tests/test.h"
 #include "tests/lora_shapes.h"
 
@@ -14,13 +14,14 @@ typedef struct {
     bool groups, exact, turned;
 } AddCase;
 
-/* The sums, and their error bounds: in F32 before rounding; as used by the operation; as saved. */
+/* The sums and their error bounds: in F32 before rounding; as the operation uses them; as they are
+ * saved. */
 typedef struct {
     double *x, *exact, *used, *saved;
 } Added;
 
-/* A back end may write the sum over x: one rounding. A group's largest value is 240 S or more,
- * within 2^-7, and the spacing of values below 2^-6 S is 2^-9 S. */
+/* A back end may write the sum over x: one rounding. A group's largest value is at least 240 S,
+ * within 2^-7, and values below 2^-6 S are 2^-9 S apart. */
 static Added add_reference(const AddCase *k, const Shape *s, Tensor x, Tensor xa, LoraMatrix b)
 {
     const size_t n = tensor_numel(x), C = (size_t)s->C;
@@ -72,8 +73,8 @@ static const AddCase add_cases[] = {
 };
 // clang-format on
 
-/* C: twice the width of act. Both halves, one, ranks that fill no product, ranks that exceed shared
- * memory; more than 512 tokens. */
+/* C: twice the width of act. The product is for both halves or for one; ranks fill no product, or
+ * exceed shared memory; more than 512 tokens. */
 // clang-format off
 static const Shape swiglu_shapes[] = {
     { 16, 64, 16, true, 2, { { 0, 32 }, { 32, 32 } } },        { 96, 544, 16, true, 2, { { 0, 272 }, { 272, 272 } } },
@@ -82,8 +83,9 @@ static const Shape swiglu_shapes[] = {
 };
 // clang-format on
 
-/* silu' lies between -0.1 and 1.1. The sigmoid's error E: sigmoid_error of test_fp8_operations.c,
- * of a gate with its own error. */
+/* ref: silu(gate) * up. bound: its error bound, which uses that silu' lies between -0.1 and 1.1.
+ * off: error bounds of x, or NULL. E is twice the sigmoid_error of test_fp8_operations.c, because
+ * the gate has an error of its own. */
 static void swiglu_reference(double *ref, double *bound, const Shape *s, const double *x,
                              const double *off)
 {
@@ -162,8 +164,8 @@ static const Shape backward_shapes[] = {
     { 32, 336, 200, false, 1, { { 0, 336 } } },
 };
 
-/* t = 1 + g (1 - s) and the rest as in test_fp8_operations.c, with a gradient d that has its own
- * error. */
+/* t = 1 + g (1 - s) and the other factors as in test_fp8_operations.c, with a gradient d that has
+ * its own error. */
 static void backward_reference(double *ref, double *bound, double *act, double *act_bound,
                                const Shape *s, const double *x, const Added *a)
 {
@@ -248,7 +250,7 @@ TEST(test_backward_added)
 
 /* ---- the rotation ---------------------------------------------------------------------------- */
 
-/* With a clip y is not x. The CUDA back end has one pass for heads of 64 and 128. */
+/* With a clip, y is not x. The CUDA back end has a single pass for heads of 64 and 128. */
 typedef struct {
     const char *name;
     int heads, kv_heads, width;
@@ -338,7 +340,8 @@ static void rope_added_case(const AddCase *k, const RopeShape *r)
     release();
 }
 
-/* Saving and rotating in one pass equals both in turn; so does adding if there are norms. */
+/* Saving and rotating in one pass equals saving and then rotating. The same holds for adding, if
+ * there are norms. */
 TEST(test_rope_apart)
 {
     for (size_t i = 0; i < sizeof rope_shapes / sizeof rope_shapes[0]; i++) {

@@ -1,6 +1,6 @@
-/* Bases in the format of lora.base: read from folders in every type, tensor by tensor, with the
- * result of whole matrices; read from bitsandbytes' folders; in parts, by tensor ranks; and never
- * saved. */
+/* Bases in the format of lora.base: read from folders of every type, tensor by tensor, with the
+ * result of whole matrices; read from bitsandbytes' folders; read in ranges by tensor ranks; and
+ * never saved. */
 #include "kernels/dynamic8.h"
 #include "kernels/nf4_map.h"
 #include "model/store/quantized_weights.h"
@@ -10,7 +10,7 @@
 
 /* ---- a base in another format ---------------------------------------------------------------- */
 
-/* All values of a matrix in F32, by the names of its tensors in a block. */
+/* Returns all values of a matrix in F32, by the names of its tensors in a block. */
 static Tensor whole_matrix(const char *base, const Param *p, int unit)
 {
     static const struct {
@@ -37,7 +37,7 @@ static Tensor whole_matrix(const char *base, const Param *p, int unit)
     return w;
 }
 
-/* Equal to the format of whole matrices. */
+/* The base equals the result of quantizing whole matrices. */
 static void check_stored(const Run *r, const char *base)
 {
     Run other;
@@ -82,9 +82,8 @@ TEST(test_stored_base)
     release();
 }
 
-/* For operands in E5M2 the codes of E4M3 are rounded again, to two mantissa bits: an error of a
- * sixteenth, or of half the smallest code, and then of an eighth. Backward reads the same values as
- * forward. */
+/* For E5M2 operands, E4M3 codes are rounded again to two mantissa bits: an error of a sixteenth or
+ * of half the smallest code, and then of an eighth. Backward reads the same values as forward. */
 TEST(test_other_operand)
 {
     const char *base = save_base(LLAMA);
@@ -246,8 +245,8 @@ static const char *quantize_base(const char *base, bool plain)
     return folder;
 }
 
-/* In the same format: equal to the 16-bit folder quantized on load. In another format: from the
- * decoded values. */
+/* In the same format, the base equals the 16-bit folder, quantized when it is loaded. In another
+ * format, it is quantized from the decoded values. */
 TEST(test_quantized_base)
 {
     const char *base = save_base(QWEN3), *folder = quantize_base(base, false);
@@ -278,8 +277,8 @@ TEST(test_quantized_base)
 
 enum { TENSOR_RANKS = 2 };
 
-/* place: of which of these ranks; -1: of one rank that has all. plain: NF4 without double
- * quantization. */
+/* place: position among these ranks; -1: a single rank that has everything. plain: NF4 without
+ * double quantization. */
 static void open_part(Run *r, const ModelConfig *m, const char *folder, BaseFormat stored,
                       bool plain, int place)
 {
@@ -296,7 +295,8 @@ static void open_part(Run *r, const ModelConfig *m, const char *folder, BaseForm
     load(r, folder);
 }
 
-/* Every operand of the part has the numbers and the scale of the same elements of the whole. */
+/* Every operand of this rank has the numbers and the scale of the same elements of the whole
+ * matrix. */
 static void check_part(Run *whole, Run *part)
 {
     for (int u = 1; u <= whole->config.model.n_layers; u++) {
@@ -320,16 +320,16 @@ static void check_part(Run *whole, Run *part)
     }
 }
 
-/* The matrices of tensor ranks are parts of those of one rank: in every format, from folders of
- * values and of codes. A group of double quantization is on both ranks; q, k and v have no whole
- * groups. */
+/* The matrices of tensor ranks are slices of the matrices of one rank, in every format, from
+ * folders of values and of codes. A group of double quantization is on both ranks; q, k and v have
+ * no whole groups. */
 TEST(test_tensor_parts)
 {
     ModelConfig m = architecture(LLAMA_GQA);
     m.head_dim = 32;
     m.mlp_width = 512;
     Run r, part;
-    /* without checksums of all ranks */
+    /* without the checksums of all ranks */
     const char *base = save_model(&m), *floats = convert_base(base, "F32");
     const char *quantized = quantize_base(base, false), *plain = quantize_base(base, true);
     const struct {
@@ -354,7 +354,7 @@ TEST(test_tensor_parts)
 
 /* ---- damage ---------------------------------------------------------------------------------- */
 
-/* A base in E4M3 or NF4 is checked on load, since later its values are lost. */
+/* A base in E4M3 or NF4 is checked when it is loaded, because its values are lost afterwards. */
 TEST(test_refused_base)
 {
     static const float nan[] = { NAN };

@@ -1,5 +1,5 @@
-/* Folders of adapters: tensors with PEFT's names, shapes and types, and nothing of the base;
- * bit-exact round trips; PEFT's folders are read, in every type; folders that do not match. */
+/* Folders of adapters: tensors with PEFT's names, shapes and types, and no tensors of the base;
+ * bit-exact round trips; PEFT's folders of every type; folders that do not match. */
 #include "model/shape/architecture.h"
 #include "model/checkpoint/base_fingerprint.h"
 #include "tests/test.h"
@@ -19,7 +19,7 @@ static void check_tensor(const SafeFile *f, const char *name, const char *dtype,
     assert_true(t->dims == 2 && t->shape[0] == (size_t)rows && t->shape[1] == (size_t)cols);
 }
 
-/* Two tensors per matrix, each with `states`. */
+/* Two tensors per matrix, each with `states` states. */
 static void check_files(const Run *r, const char *dtype)
 {
     const ModelConfig *m = &r->config.model;
@@ -63,7 +63,7 @@ static void check_description(const Run *r, const char *base)
     free(expected);
 }
 
-/* One file with any limit. */
+/* The adapters are in one file, whatever the limit is. */
 TEST(test_files)
 {
     static const bool some[NUM_LORA_MODULES] = {
@@ -122,7 +122,7 @@ static void pattern_all(const Run *r, bool check)
     }
 }
 
-/* The frozen tensors are the base's, which are F32 as here. */
+/* The frozen tensors equal those of the base, which are F32, as here. */
 static void check_frozen(const Run *r, const char *base)
 {
     for (int u = 0; u < r->store.num_units; u++) {
@@ -146,7 +146,7 @@ static void check_frozen(const Run *r, const char *base)
     }
 }
 
-/* The values of an adapter's tensor in its region, F32. */
+/* Returns the values of an adapter's tensor in its region, in F32. */
 static const float *values_of(const Run *r, const char *name, size_t *n)
 {
     for (int u = 0; u < r->store.num_units; u++) {
@@ -211,8 +211,7 @@ TEST(test_round_trip)
     }
 }
 
-/* New adapters are initialized by store_init; the state of the run that saved their base is not
- * used. */
+/* store_init initializes new adapters. The state of the run that saved their base is not used. */
 TEST(test_new_adapters)
 {
     const char *base = save_base(LLAMA);
@@ -241,8 +240,8 @@ TEST(test_new_adapters)
     release();
 }
 
-/* PEFT stores adapters in their training type; its state dictionaries have the adapter's name in
- * tensor names. */
+/* PEFT stores adapters in their training type. PEFT's state dictionaries have the adapter's name in
+ * the names of tensors. */
 TEST(test_types)
 {
     static const struct {

@@ -1,5 +1,5 @@
-/* ./train --export of adapters: each matrix is W + scale B A, rounded once, all else is the base's;
- * missing or mismatched tensors are reported. */
+/* ./train --export of adapters: each matrix is W + scale B A, rounded once; all other tensors equal
+ * those of the base. Missing and mismatched tensors are reported. */
 #include <jansson.h>
 
 #include "model/export/merge.h"
@@ -10,8 +10,8 @@
 
 /* ---- the product ----------------------------------------------------------------------------- */
 
-/* Any piece of a matrix of several blocks of columns, against sums in double. F32 sums of RANK + 1
- * products and W have errors below (RANK + 4) roundings of the sum of magnitudes. */
+/* Any range of a matrix of several blocks of columns, compared with sums in double. F32 sums of
+ * RANK + 1 products and W have errors below (RANK + 4) roundings of the sum of magnitudes. */
 static double product(double *magnitude, const float *w, const float *a, const float *b, int rank,
                       int in, size_t i)
 {
@@ -53,7 +53,7 @@ TEST(test_product)
 
 /* ---- folders --------------------------------------------------------------------------------- */
 
-/* Adapters whose product is as large as W. */
+/* Makes adapters whose product is as large as W. */
 static void fill_adapters(const Run *r)
 {
     for (int u = 0; u < r->store.num_units; u++) {
@@ -67,7 +67,7 @@ static void fill_adapters(const Run *r)
     }
 }
 
-/* Half the distance of two neighbours in BF16, or F32, at x. */
+/* Returns half the distance between two neighbours in BF16, or F32, at x. */
 static double half_step(double x, bool narrow)
 {
     int e;
@@ -86,7 +86,8 @@ static void check_matrix(const char *name, const float *found, const float *w, c
     }
 }
 
-/* All tensors of the exported folder: those of the base, some plus an adapter's product. */
+/* Compares all tensors of the exported folder with those of the base, some plus an adapter's
+ * product. */
 static void check_export(const char *out, const char *base, const char *folder,
                          const ModelConfig *m, bool narrow)
 {
@@ -157,8 +158,8 @@ TEST(test_architectures)
     }
 }
 
-/* The tokenizer and generation_config.json of the adapters' folder, or else of the base; files of a
- * limited size. */
+/* The tokenizer and generation_config.json come from the adapters' folder, or else from the base.
+ * Files have a limited size. */
 TEST(test_tokenizer_files)
 {
     const char *base = save_base(LLAMA);
@@ -190,12 +191,12 @@ TEST(test_tokenizer_files)
     shell(text("cd %s && cmp tokenizer.json %s/tokenizer.json && cmp merges.txt %s/merges.txt", out,
                base, base));
     shell(text("rm %s/tokenizer.json %s/merges.txt %s/generation_config.json", base, base, base));
-    load(&r, base); /* for later checkpoints of the process: none */
+    load(&r, base); /* later checkpoints of the process have none */
     close_run(&r);
     release();
 }
 
-/* The run's eos token, if no file of the base has it, comes before those of the base. */
+/* If no file of the base has the run's eos token, this token comes before those of the base. */
 TEST(test_eos)
 {
     const char *base = save_base(LLAMA);
@@ -219,7 +220,7 @@ TEST(test_eos)
     release();
 }
 
-/* Adapters whose base was moved: the command line gives its new path. */
+/* Adapters whose base was moved; the command line gives its new path. */
 TEST(test_moved)
 {
     const char *base = save_base(LLAMA), *moved = lasting(text("%s/moved", root)),
@@ -240,7 +241,7 @@ TEST(test_moved)
     release();
 }
 
-/* Codes and scales are those of the merged weights, which no run has used. */
+/* Codes and scales of the merged weights, which no run has used. */
 TEST(test_codes)
 {
     static const char *const dtypes[] = { "fp8", "int8", "nf4" };
@@ -292,10 +293,10 @@ TEST(test_refused)
     shell(text("rm %s/trainer.json %s/optimizer*", base, base));
 
     shell(text("sed -i 's,%s,/tmp/nowhere/at-all,' %s", base, description));
-    DIES("base_model_name_or_path of adapter_config.json is no folder with a config.json: "
+    DIES("base_model_name_or_path of adapter_config.json is not a folder with a config.json: "
          "/tmp/nowhere/at-all",
          export_folder(folder, NULL, out, "BF16", CHECKPOINT_FILE_BYTES));
-    DIES(text("but --lora.base_path is no folder with a config.json: %s; give the base "
+    DIES(text("but --lora.base_path is not a folder with a config.json: %s; give the base "
               "model's folder: --lora.base_path=FOLDER",
               folder),
          export_folder(folder, folder, out, "BF16", CHECKPOINT_FILE_BYTES));

@@ -1,5 +1,5 @@
-/* Runs with adapters as a user starts them: they resume bit for bit, on any number of ranks; their
- * base does not change; their folder is enough to evaluate, generate and export. test_resume_ranks
+/* Runs with adapters as a user starts them. They resume bit for bit on any number of ranks; their
+ * base does not change; their folder suffices to evaluate, generate and export. test_resume_ranks
  * has more recipes and strategies. */
 #include "tests/test.h"
 #include "tests/launch.h"
@@ -41,8 +41,8 @@ static int check_base(void **state)
     return remove_folder(state);
 }
 
-/* Adapters, states and trainer.json, which holds their checksums, are the same as without the
- * interruption. Then the run continues with another base, which the log reports. */
+/* Adapters, states and trainer.json, which has their checksums, equal those of an uninterrupted
+ * run. Then the run continues with another base, which the log reports. */
 TEST(test_resume)
 {
     static const char *const files[] = { "adapter_model.safetensors", "adapter_config.json",
@@ -102,8 +102,8 @@ static void generated(char *text, size_t size, int ranks, const char *load_path)
     snprintf(text, size, "%.*s", (int)strcspn(line, "\n"), line);
 }
 
-/* The adapters' folder gives the results of the run's end and of the exported model, which differ
- * from those of the base. */
+/* The adapters' folder gives the results of the run's end and of the exported model. The results of
+ * the base differ. */
 TEST(test_alone)
 {
     double value[MAX_STEPS];
@@ -124,7 +124,7 @@ TEST(test_alone)
     assert_string_equal(adapted, merged);
 }
 
-/* On a base in BF16, adapters that trained in F32 are evaluated in F32: the bits of the run's
+/* Adapters on a BF16 base that trained in F32 are evaluated in F32, with the bits of the run's
  * end. */
 TEST(test_base_in_bf16)
 {
@@ -192,9 +192,9 @@ static int on_one(const char *arguments)
     return finish(start_command("%s/train %s", setting("BUILD", "build/cpu"), arguments));
 }
 
-/* A base that was trained further in place is a different base: older adapters are not continued,
- * evaluated or merged with it. With the path of another folder they can be evaluated on it, but not
- * trained. */
+/* If a base was trained further in place, it is a different base: older adapters on it are not
+ * continued, evaluated or merged. With the path of another folder, adapters can be evaluated on
+ * that folder, but not trained. */
 TEST(test_other_base)
 {
     static const char says[] =

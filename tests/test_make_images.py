@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""scripts/make_image_features.py --pixels, make_chat_shards.py --images and make_llava.py: features of pictures, tokens and indexes
-of conversations, folders of two models, and what is wrong with them."""
+"""scripts/make_image_features.py --pixels, make_chat_shards.py --images and make_llava.py: features of pictures, tokens and image
+indexes of conversations, folders of two models, and errors."""
 import json, os, shutil, struct, sys, unittest
 from unittest import mock
 
@@ -21,7 +21,7 @@ if not MISSING:
 IMAGE, END = "<image>", "<|im_end|>"
 TEXTS = "{% for m in messages %}{{ '[' + m.role + ']' + m.content + '<|im_end|>' }}{% endfor %}" \
         "{{ '[assistant]' if add_generation_prompt }}"
-# as that of LLaVA-1.5: images first, then texts
+# as in LLaVA-1.5: images first, then texts
 PARTS = "{% for m in messages %}{{ '[' + m.role + ']' }}" \
         "{% for c in m['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\n' }}{% endfor %}" \
         "{% for c in m['content'] | selectattr('type', 'equalto', 'text') %}{{ c['text'] }}{% endfor %}" \
@@ -42,7 +42,7 @@ PART, TEXT = {"type": "image"}, {"type": "text", "text": "What?"}
 
 
 class Images(Folder):
-    """Pictures, their features, and the folder of a model that sees them."""
+    """Pictures, their features, and the folder of a model with images."""
 
     def setUp(self):
         super().setUp()
@@ -74,7 +74,8 @@ class ImagesTest(Images):
         return struct.unpack("<Q", data[:8])[0], list(struct.unpack(f"<{len(data) // 4 - 2}I", data[8:]))
 
     def test_pixels(self):
-        """Rows are patches, values colours from -1 to 1; equal pictures are stored once; a second run computes nothing anew."""
+        """Rows are patches, values are colours from -1 to 1. Equal pictures are stored once. A second run computes nothing
+        again."""
         chats = self.write("x.jsonl", [talk(IMAGE + "q", image="a.png"), talk("q" + IMAGE * 2, images=["same.png", "b.png"])])
         output, found = self.features(chats, "--f32")
         self.assertEqual((found["rows"], found["cols"], found["files"]), (ROWS, COLS, [["features-0000.f32", 2]]))
@@ -90,7 +91,8 @@ class ImagesTest(Images):
         self.assertEqual(os.stat(os.path.join(output, "features-0000.f32")).st_mtime_ns, before)
 
     def test_resumed(self):
-        """A file of features at a time; a run that ended after the first continues, and gives the files of one that did not."""
+        """Features are written one file at a time. A run that continues after the first file gives the same files as an
+        uninterrupted run."""
         chats = self.write("x.jsonl", [talk(IMAGE + "q", image=name) for name in ("a.png", "b.png")])
         whole, expected = self.features(chats, "--per-file", "1", output=os.path.join(self.top, "whole"))
         torn = self.write("y.jsonl", [talk(IMAGE + "q", image=name) for name in ("a.png", "none.png")])
@@ -105,7 +107,7 @@ class ImagesTest(Images):
     def test_bfloat16(self):
         x = np.array([1, 1 + 2**-8, 1 + 3 * 2**-8, -0.1, 3e38, 0], np.float32)
         wide = make_image_features.bfloat16(x).astype(np.uint32) << 16
-        np.testing.assert_array_equal(wide.view(np.float32)[:3], [1, 1, 1 + 2**-6])          # to nearest, ties to even
+        np.testing.assert_array_equal(wide.view(np.float32)[:3], [1, 1, 1 + 2**-6])          # rounded to nearest, ties to even
         np.testing.assert_allclose(wide.view(np.float32), x, rtol=2**-8)
 
     def test_sample(self):
@@ -115,7 +117,8 @@ class ImagesTest(Images):
         self.assertEqual(len({sample("a.weight", 600), sample("b.weight", 600), sample("a.weight", 601), sample("a.weight", 3)}), 4)
 
     def test_shards(self):
-        """Both forms, with a template for texts and one for parts: a token for each row, labels only of answers."""
+        """Both forms of conversations, with a template for texts and a template for parts: one token for each row, labels only of
+        answers."""
         lines = [talk(IMAGE + "\nWhat?", image="b.png"), talk("Why?"), parts(PART, TEXT, images=["a.png"]),
                  parts({"type": "image", "image": "b.png"}, {"type": "image_url", "image_url": {"url": "a.png"}}, TEXT)]
         chats = self.write("x.jsonl", lines)
@@ -179,7 +182,8 @@ class ImagesTest(Images):
         return b"".join(one.pieces())
 
     def test_llava(self):
-        """All tensors of both folders, byte for byte, rows of zeros for new tokens; a projector with the deviation of PyTorch."""
+        """All tensors of both folders, byte for byte, rows of zeros for new tokens, and a projector with PyTorch's standard
+        deviation."""
         text, tower = self.text_model(), os.path.join(TOP, "tests", "golden", "llava-qwen3-tied")
         output = os.path.join(self.top, "llava")
         self.join("--text", text, "--tower", tower, output)
@@ -203,10 +207,11 @@ class ImagesTest(Images):
         self.assertEqual(sorted(made), [f"multi_modal_projector.linear_{i}.{kind}" for i in (1, 2) for kind in ("bias", "weight")])
         weights = np.frombuffer(self.values(made["multi_modal_projector.linear_1.weight"]), "<f4")
         self.assertEqual(made["multi_modal_projector.linear_1.weight"].shape, [32, 24])
-        self.assertAlmostEqual(weights.std() * (3 * 24) ** 0.5, 1, delta=4 / (2 * 32 * 24) ** 0.5)     # 4 deviations of it
+        self.assertAlmostEqual(weights.std() * (3 * 24) ** 0.5, 1, delta=4 / (2 * 32 * 24) ** 0.5)     # 4 standard errors
 
     def test_llava_of_a_tower_alone(self):
-        """transformers 5 saves a CLIP or SigLIP tower without the prefix vision_model, transformers 4 with it."""
+        """transformers 5 saves a CLIP or SigLIP tower without the prefix vision_model, transformers 4 saves it with this
+        prefix."""
         text, whole = self.text_model(), os.path.join(TOP, "tests", "golden", "llava-qwen3-tied")
         tensors = {name.removeprefix("vision_tower.vision_model."): one for name, one in make_llava.read_files(whole)[0].items()
                    if name.startswith("vision_tower.")}

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""scripts/make_chat_shards.py: of random conversations in three published chat templates (tests/golden/chat) the labels are the
-assistant's tokens, told here from what each template is known to write; forms of input, errors, parts, processes. Templates that
-answers are hard to tell in: test_chat_templates.py."""
+"""scripts/make_chat_shards.py: in random conversations with three published chat templates (tests/golden/chat), the labels are
+the assistant's tokens, derived from the known output of each template. Also forms of input, errors, parts, processes.
+test_chat_templates.py tests templates whose answers are hard to find."""
 import contextlib, glob, gzip, hashlib, importlib.util, io, json, os, random, shlex, shutil, subprocess, sys
 import tempfile, unittest
 
@@ -23,8 +23,9 @@ SPECIAL = {"llama-3.1": ["<|begin_of_text|>", "<|start_header_id|>", "<|end_head
 
 
 def make_tokenizer(path, special, splits=True):
-    """Byte-level BPE. splits: a line's end is a token of its own, so that texts that end with one become tokens on their own.
-    It would cut to 5 tokens and tell the places of words without their spaces, as tokenizer.json of published models may."""
+    """A byte-level BPE tokenizer. splits: a line end is a separate token, so that texts that end with a line end can be tokenized
+    separately. The tokenizer.json truncates to 5 tokens and trims the offsets of words, as the files of published models may; the
+    script must turn both off."""
     tokenizer = Tokenizer(models.BPE())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     line_ends = pre_tokenizers.Split(Regex("\n"), "isolated")
@@ -50,7 +51,7 @@ def random_conversation(r, special):
         question = random_text(r) + r.choice(["", "", "", r.choice(special) + "?"])
         messages += [{"role": "user", "content": question}, {"role": "assistant", "content": random_text(r)}]
     if r.random() < 0.2:
-        messages.append({"role": "user", "content": random_text(r)})       # a question without an answer at the end
+        messages.append({"role": "user", "content": random_text(r)})       # a last question without an answer
     return messages
 
 
@@ -116,7 +117,7 @@ class Folder(unittest.TestCase):
             json.dump(value, file)
 
     def write(self, name, content):
-        """content: objects, one per line, or the file's text or bytes."""
+        """content: objects, one per line, or the text or bytes of the file."""
         path = os.path.join(self.top, name)
         data = "".join(json.dumps(entry) + "\n" for entry in content) if isinstance(content, list) else content
         with (gzip.open if name.lower().endswith(".gz") else open)(path, "wb") as file:
@@ -124,14 +125,14 @@ class Folder(unittest.TestCase):
         return path
 
     def model(self, template, special=("<|end|>",), splits=True, **config):
-        """A folder with another template."""
+        """Makes a folder with another template."""
         folder = tempfile.mkdtemp(dir=self.top)
         make_tokenizer(os.path.join(folder, "tokenizer.json"), list(special), splits)
         self.dump({"eos_token": special[0], "chat_template": template, **config}, folder, "tokenizer_config.json")
         return folder
 
     def call(self, program, *arguments):
-        """Runs it; (output folder, what it printed)."""
+        """Runs the script; returns (output folder, printed text)."""
         self.outputs += 1
         output = os.path.join(self.top, f"out{self.outputs}")
         with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -151,7 +152,7 @@ class Folder(unittest.TestCase):
         self.assertEqual(os.listdir(left) if os.path.exists(left) else [], [])
 
     def read(self, folder, part=0):
-        """(ids, mask, rows) of a part."""
+        """Returns (ids, mask, rows) of a part."""
         path = os.path.join(folder, f"token_ids_part_{part:04d}")
         with gzip.open(path + ".csv.gz", "rt") as file:
             rows = [tuple(map(int, line.split(","))) for line in file]
@@ -159,7 +160,7 @@ class Folder(unittest.TestCase):
         return np.fromfile(path + ".npy", "<u2"), mask, rows
 
     def learned(self, model, output):
-        """The texts of the runs of labels."""
+        """Returns the texts of consecutive labels."""
         ids, mask, _ = self.read(output)
         tokenizer, runs = Tokenizer.from_file(os.path.join(model, "tokenizer.json")), []
         for i in range(len(ids)):
@@ -174,7 +175,7 @@ class Folder(unittest.TestCase):
         self.assertEqual([], [(i, a, b) for i, (a, b) in enumerate(zip(found, expected)) if a != b][:3])
 
     def digest(self, folder):
-        """The bytes of every file except fine-tune.yaml, which names its folder."""
+        """Returns the bytes of every file except fine-tune.yaml, which names its folder."""
         found = {}
         for path in sorted(glob.glob(os.path.join(folder, "**"), recursive=True)):
             if os.path.isfile(path) and not path.endswith(".yaml"):
@@ -241,7 +242,7 @@ class ChatTest(Folder):
         for system in (False, True):
             digests = []
             for name, entries in forms.items():
-                if system and name == "messages.jsonl":     # the second one has two system texts
+                if system and name == "messages.jsonl":     # the second system message is a different text
                     entries = [{"messages": [{"role": "system", "content": "S"}, *entry["messages"]]} for entry in entries]
                     entries[1]["system"] = "S"
                 elif system:
@@ -274,13 +275,13 @@ class ChatTest(Folder):
         self.assert_same(sorted(sets[0] + sets[1]), sorted(whole[begin:end].tobytes() for begin, end in rows))
         self.assertTrue(os.path.exists(os.path.join(output, "token_ids_part_0001.npy")))
         self.assertEqual(set(sets[0]) & set(sets[1]), set())
-        self.assertTrue(30 < len(sets[1]) < 110, len(sets[1]))     # 70 on the mean, standard deviation 8
+        self.assertTrue(30 < len(sets[1]) < 110, len(sets[1]))     # 70 on average, standard deviation 8
         with open(os.path.join(output, "fine-tune.yaml")) as file:
             self.assertIn(f'    data:\n      paths: ["{output}/val/token_ids_part_*.npy"]\n'
                           f'      label_mask_paths: ["{output}/val/labels_mask_part_*.npy"]\n', file.read())
 
     def test_weights(self):
-        """An answer of weight 0 is read, not learned, as OpenAI's and Mistral's files have it."""
+        """An answer of weight 0, as in OpenAI's and Mistral's files, is context, but not learned."""
         say = lambda weight, text: {"role": "assistant", "content": text, **({} if weight is None else {"weight": weight})}
         user = {"role": "user", "content": "x", "weight": 0.5}
         file = self.write("x.jsonl", [{"messages": [user, say(0, "two"), user, say(1, "four"), user, say(None, "is")]}])
@@ -291,7 +292,8 @@ class ChatTest(Folder):
             self.assert_bad(self.chat, ("chatml", bad), "bad.jsonl:1: message 2 has the weight", "expected 0 (not learned) or 1")
 
     def test_special_tokens_in_messages(self):
-        """They are tokens as those of the template are, and counted; other added tokens, and conversations left out, are not."""
+        """Spelled-out special tokens become tokens, as those of the template, and are counted. Other added tokens, and skipped
+        conversations, do not count."""
         say = lambda *texts: {"messages": [{"role": role, "content": text} for role, text in zip(("user", "assistant") * 2, texts)]}
         plain = self.write("a.jsonl", [say("<|im_star", "<|im_end>"), say("a", "b")])
         more = self.write("b.jsonl", [say("<|im_end|>"), say("x", "y"), say("a<|im_end|><|im_start|>", "<|im_start|>", "c", "<b>")])
@@ -362,8 +364,8 @@ class ChatTest(Folder):
         self.assert_bad(self.chat, ("olmo-2", cut), "cut.jsonl.gz: ", "expected a whole file")
 
     def test_output_with_odd_characters(self):
-        """The pattern in fine-tune.yaml matches only the files of that folder, whatever its name. bash checks this, because it
-        reads backslashes in patterns as the program does, unlike Python. The command that is shown can be pasted."""
+        """The pattern in fine-tune.yaml matches only the files of its folder, whatever the folder's name. bash checks this,
+        because bash, unlike Python, reads backslashes in patterns as the program does. The shown command can be pasted."""
         file = self.write("x.jsonl", [{"prompt": "x", "completion": "y"}])
         model = os.path.join(self.models, "chatml")
         for name in ("a[1] b", "a*", "a?", "a1", "a\\1", "it's"):
@@ -387,7 +389,7 @@ class ChatTest(Folder):
             self.assertTrue(done.stderr.startswith(f"error: {file}/x: Not a directory; expected"), done.stderr)
 
     def test_existing_output(self):
-        """Nothing is overwritten, and the program says so in one line."""
+        """No file is overwritten; the script says so in one line."""
         file = self.write("x.jsonl", [{"prompt": "x", "completion": "y"}])
         output, _ = self.chat("chatml", file)
         before = self.digest(output)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/make_shards.py: texts become documents with their rows; parts, processes, progress, errors."""
+"""scripts/make_shards.py: texts become documents with rows of metadata. Also parts, processes, progress, errors."""
 import contextlib, csv, gzip, io, os, random, sys, unittest
 from unittest import mock
 
@@ -21,7 +21,7 @@ class TextTest(Folder):
         return self.call(make_shards, "--tokenizer", tokenizer, "--processes", "1", *arguments)
 
     def read_text(self, folder, part=0):
-        """(ids, rows) of a part."""
+        """Returns (ids, rows) of a part."""
         with gzip.open(os.path.join(folder, f"part-{part:05d}.csv.gz"), "rt", newline="") as file:
             return np.fromfile(os.path.join(folder, f"part-{part:05d}.npy"), "<u2").tolist(), list(csv.reader(file))
 
@@ -35,7 +35,7 @@ class TextTest(Folder):
         for name in ("<|endoftext|>", str(eos)):
             output, printed = self.text("--eos", name, *files)
             with open(os.path.join(output, "part-00000.csv.gz"), "rb") as file:
-                self.assertEqual(file.read(10)[4:8], bytes(4))      # gzip's place for the time
+                self.assertEqual(file.read(10)[4:8], bytes(4))      # gzip's field for the time
             ids, expected, rows = self.read_text(output)[0], [], []
             for text, *columns in (("one", "1", files[0], 1), ("a", "x, y", files[0], 4), ("hello\n  world", "b.md", files[1], 1),
                                    ("two", "c", files[2], 1), ("é", "1", files[3], 1)):
@@ -48,7 +48,7 @@ class TextTest(Folder):
                                              f'  paths: ["{output}/part-*.npy"]\n  memmap_dtype: uint16\n'), printed)
 
     def test_capitals(self):
-        """Endings mean the same in capitals."""
+        """File name endings may be in capitals."""
         lines, text = [{"text": "one"}, {"text": "two"}], b"a\n"
         packed = [self.write("b.JSON.GZ", lines), self.write("c.TXT.GZ", text)]
         found, _ = self.text("--eos", "0", self.write("a.JSONL", lines), *packed)
@@ -58,7 +58,8 @@ class TextTest(Folder):
         self.assertEqual([row[2:] for row in self.read_text(found)[1]][3:], [["2", packed[0], "2"], ["c.TXT", packed[1], "1"]])
 
     def test_special_tokens_in_texts(self):
-        """They are text, whether or not the tokenizer calls eos special; other added tokens stay tokens."""
+        """Spelled-out special tokens stay text, whether or not the tokenizer calls eos special. Other added tokens stay
+        tokens."""
         text = "a<|endoftext|>two <|eos|><b> <|endoftext|> two"
         tokenizer = Tokenizer.from_file(os.path.join(self.models, "olmo-2", "tokenizer.json"))
         tokenizer.no_truncation()
@@ -101,11 +102,11 @@ class TextTest(Folder):
             with contextlib.redirect_stderr(stream), shards.progress_of([file]) as progress:
                 progress.shown -= 1
                 progress.show(25, "7 words")
-                progress.show(26, "8 words")        # too soon after
+                progress.show(26, "8 words")        # too soon after the previous one
             self.assertEqual(stream.getvalue(), expected)
 
     def test_wide(self):
-        """With more than 65,536 ids each takes 4 bytes."""
+        """With more than 65,536 ids, each id takes 4 bytes."""
         path = os.path.join(self.top, "tokenizer.json")
         words = WordLevel({f"w{i}": i for i in range(65537)}, unk_token="w0")
         Tokenizer(words).save(path)
@@ -122,7 +123,7 @@ class TextTest(Folder):
             self.assert_bad(self.text, ("--eos", "0", good, self.write(name, content)), *words)
         self.assert_bad(self.text, ("--eos", "0", self.write("a.txt", " ")), "no document with text")
         for eos in ("<|no|>", "400", "-1", "99999999999"):
-            self.assert_bad(self.text, (f"--eos={eos}", good), f"--eos {eos} is no token", "an id below")
+            self.assert_bad(self.text, (f"--eos={eos}", good), f"--eos {eos} is not a token", "an id below")
         self.assert_bad(self.text, ("--eos", "0", "--tokenizer", good, good), "good.txt: ", "expected a tokenizer.json")
 
 

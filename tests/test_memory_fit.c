@@ -1,4 +1,4 @@
-/* What a dry run plans for other devices, and its verdict. */
+/* The memory plans of dry runs for other devices, and whether the plans fit. */
 #include <sys/resource.h>
 #include <time.h>
 
@@ -16,7 +16,7 @@
 #define MODEL_7B NULL
 #define MODEL_13B "--model={d_model: 5120, n_layers: 40, n_heads: 40, mlp_hidden_size: 27648}"
 
-/* A plan of Llama-2-7B with sequences of 2048, 64 per rank and step, all in device memory. */
+/* Plans Llama-2-7B with sequences of 2048 tokens, 64 per rank and step, all in device memory. */
 static Config *plan(int ranks, const char *recipe, const char *memory, const char *more)
 {
     char text[4][64];
@@ -57,8 +57,8 @@ static int dry_run(int micro_batch, const char *arguments)
         setting("BUILD", "build/cpu"), micro_batch, arguments));
 }
 
-/* Without mpirun and data, in a second, and in a fraction of the 31 GiB of one of 1024 ranks.
- * First, since it measures the largest child. */
+/* A dry run without mpirun and data takes a second, and a fraction of the 31 GiB that one of 1024
+ * ranks needs. This is the first test, because it measures the largest child process. */
 TEST(test_many_ranks)
 {
     struct rusage use;
@@ -74,9 +74,9 @@ TEST(test_many_ranks)
                      last_line());
 }
 
-/* The largest batches below 80 GB, which are 74.506 GiB: measured when each buffer had separate
- * memory (tests/history/2026-11-21-recipes.md), and those that fit since buffers share memory and
- * scales of groups are bytes; 0: not even one sequence. */
+/* The largest batches below 80 GB, which are 74.506 GiB: first those that were measured when each
+ * buffer had separate memory (tests/history/2026-11-21-recipes.md), then those that fit since
+ * buffers share memory and group scales are bytes. 0: not even one sequence fits. */
 TEST(test_measured)
 {
     static const struct {
@@ -105,8 +105,9 @@ TEST(test_measured)
     }
 }
 
-/* Memory in use on an H200 of 139.8 GiB in addition to the plan, in GiB, is at most the allowance,
- * and at most 1.5 GiB below it; a plan's verdict adds the allowance. */
+/* The memory in use on an H200 of 139.8 GiB exceeds the plan by at most the allowance, and by no
+ * less than the allowance - 1.5 GiB. A plan adds the allowance before it says whether the run
+ * fits. */
 TEST(test_needed)
 {
     static const struct {
@@ -136,8 +137,8 @@ TEST(test_needed)
     }
 }
 
-/* If whole gradients leave 3 GiB of memory, they are summed once per step: of the planned device's
- * memory, not of this machine's. */
+/* If whole gradients leave 3 GiB of the planned device free, they are summed once per step. This
+ * machine's memory does not count. */
 TEST(test_mode)
 {
     static const struct {
@@ -147,7 +148,7 @@ TEST(test_mode)
     for (int i = 0; i < 3; i++) {
         Model m;
         ParamStore store;
-        /* 56.2 GiB with whole gradients, 44.7 without */
+        /* 56.2 GiB with whole gradients, 44.7 GiB without */
         Config *c = plan(4, "coat", rows[i].memory, NULL);
         c->strategy.gathering = GATHER_OFTEN;
         memory_plan(&m, &store, c);
@@ -159,8 +160,8 @@ TEST(test_mode)
     }
 }
 
-/* Weights stay gathered in as many units as leave 3 GiB of the device free, as printed in the
- * plan. */
+/* Weights stay gathered for as many units as leave 3 GiB of the device free. The plan prints this
+ * number. */
 TEST(test_kept)
 {
     static const struct {
@@ -198,7 +199,7 @@ TEST(test_kept)
     }
 }
 
-/* On 8 GiB whole gradients do not fit, sharded ones do. */
+/* On 8 GiB, whole gradients do not fit; sharded gradients do. */
 TEST(test_small_device)
 {
     char *argv[] = { "train",
@@ -216,7 +217,8 @@ TEST(test_small_device)
     config_free(c);
 }
 
-/* With stages a step keeps its number of micro-batches, since those in flight take memory. */
+/* With stages, a step keeps its number of micro-batches, because micro-batches in flight take
+ * memory. */
 TEST(test_stages)
 {
     enum { MICRO_BATCHES = 4, MOST = 16 };
@@ -257,10 +259,10 @@ TEST(test_does_not_fit)
     assert_ptr_equal(strstr(last_line(), "DOES NOT FIT: "), last_line());
 }
 
-/* Llama-3.1-405B: 126 blocks of 3,187,703,808 numbers, more than an int counts. Each of 64 ranks
- * has a 64th of its 405,853,388,800, but for padding, in BF16. Two gathered blocks are
- * 3,187,671,040 FP8 codes each, of W and of W^T; embedding and head use one buffer in BF16, one
- * after the other; and the norms of all blocks are whole on each rank. */
+/* Llama-3.1-405B: 126 blocks of 3,187,703,808 numbers, more than an int can count. Each of 64 ranks
+ * has a 64th of the 405,853,388,800 weights in BF16, plus padding. Two gathered blocks have
+ * 3,187,671,040 FP8 codes each, of W and of W^T. Embedding and head use one BF16 buffer, one after
+ * the other. Each rank has the norms of all blocks. */
 TEST(test_large_units)
 {
     char *argv[] = { "train",
@@ -298,7 +300,7 @@ TEST(test_large_units)
     config_free(c);
 }
 
-/* Elements of a matrix are counted in int, and those of a unit are not. */
+/* int counts the elements of a matrix, but not the elements of a unit. */
 TEST(test_large_matrices)
 {
     static const char model[] = "--recipe=bf16 --ranks=8 --device_memory=80 --data=null "
@@ -316,7 +318,7 @@ TEST(test_large_matrices)
                   "2147483391. Use a smaller");
 }
 
-/* The error has the missing amount, before anything is allocated. */
+/* The error names the missing amount of memory, before anything is allocated. */
 TEST(test_host_memory)
 {
     Config *c = plan(1, "coat", "80", NULL);
@@ -332,8 +334,8 @@ TEST(test_host_memory)
     config_free(c);
 }
 
-/* The CPU back end knows the memory of its own ranks, which is this host's, and not that of a GPU
- * elsewhere. */
+/* The CPU back end knows the memory of its own ranks, which is this host's memory, but not the
+ * memory of a GPU in another host. */
 TEST(test_unknown_memory)
 {
     if (on_gpu())
@@ -348,8 +350,8 @@ TEST(test_unknown_memory)
     expect_output("on each of 2 devices");
 }
 
-/* Runs the command that begins at line[5], which may go on in the next lines, without a search for
- * meshes: that takes seconds. */
+/* Runs the command that begins at line[5] and may continue in the next lines. A search for meshes
+ * is left out, because it takes seconds. */
 static void run_as_written(const char *line, FILE *f)
 {
     char command[2048], *end;
@@ -364,8 +366,8 @@ static void run_as_written(const char *line, FILE *f)
     assert_ptr_equal(strstr(last_line(), "fits: "), last_line());
 }
 
-/* Every dry run of the documents that has further options is a command on lines of its own, and it
- * plans a run that fits. */
+/* Every dry run in the documents that has further options is a command on lines of its own. It must
+ * plan a run that fits. */
 TEST(test_documents)
 {
     static const char *const documents[] = { "README.md",           "configs/README.md",

@@ -1,4 +1,4 @@
-/* The mesh of ranks against nested loops: coordinates and groups. */
+/* Compares the mesh of ranks with nested loops: coordinates and groups. */
 #include <string.h>
 
 #include "kernels/runtime/mesh.h"
@@ -7,7 +7,8 @@
 
 enum { MOST = 3, MESHES = 243, MOST_RANKS = 4096 };
 
-/* Coordinates of every rank, counted like an odometer; dimension 0 is fastest. */
+/* Computes the coordinates of every rank by counting like an odometer. Dimension 0 is the
+ * fastest. */
 static int coordinates[MOST_RANKS][MESH_DIMS];
 
 static int count_ranks(const Mesh *m)
@@ -71,7 +72,7 @@ TEST(test_meshes)
     }
 }
 
-/* The picture of mesh.h. */
+/* The example in mesh.h. */
 TEST(test_replicas_of_shards)
 {
     const Mesh m = mesh_of_shards(8, 4);
@@ -84,7 +85,7 @@ TEST(test_replicas_of_shards)
     assert_int_equal(mesh_group(&m, 0, RANKS_REPLICA), mesh_group(&m, 4, RANKS_REPLICA));
 }
 
-/* 8 ranks, 2 replicas of 4 shards, where 2 ranks share sequences. */
+/* 8 ranks: 2 replicas of 4 shards, with 2 context ranks. */
 TEST(test_context)
 {
     const Mesh m = mesh_of_context(8, 4, 2);
@@ -98,7 +99,7 @@ TEST(test_context)
     assert_int_equal(mesh_group_size(&m, RANKS_DATA), 4);
 }
 
-/* 16 ranks, 2 stages of 2 replicas of 4 shards, where 2 ranks share sequences. */
+/* 16 ranks: 2 stages of 2 replicas of 4 shards, with 2 context ranks. */
 TEST(test_stages)
 {
     const Mesh m = mesh_of_stages(16, 2, 4, 2);
@@ -115,8 +116,7 @@ TEST(test_stages)
     assert_int_equal(mesh_group_size(&m, RANKS_COPY), 8);
 }
 
-/* 16 ranks, 2 replicas of 2 shards of 2 ranks that share sequences, in place of each of which 2
- * compute layers together. */
+/* 16 ranks: 2 replicas of 2 shards, with 2 context ranks and 2 tensor ranks. */
 TEST(test_tensor)
 {
     const Mesh m = mesh_of_tensor(16, 1, 4, 2, 2);
@@ -133,8 +133,9 @@ TEST(test_tensor)
 
 /* ---- up to 4096 ranks ------------------------------------------------------------------------ */
 
-/* Every group of g has the same number of ranks, no two ranks have the same index in it, and the
- * indices are in the order of ranks; ranks of a group differ in no dimension outside g. */
+/* Every group of g has the same number of ranks. No two ranks of a group have the same index, and
+ * the indices are in the order of the ranks. The ranks of a group differ in no dimension outside of
+ * g. */
 static void check_partition(const Mesh *m, int g)
 {
     static int members[MOST_RANKS], first[MOST_RANKS];
@@ -156,8 +157,8 @@ static void check_partition(const Mesh *m, int g)
         assert_int_equal(members[i], size);
 }
 
-/* The groups that the program uses. Dimensions of size 1 change nothing, so that many of these are
- * the same. */
+/* The groups that the program uses. Dimensions of size 1 change nothing, so many of the groups are
+ * equal. */
 static void check_groups(const Mesh *m)
 {
     static const Ranks used[] = { RANKS_REPLICA, RANKS_CONTEXT, RANKS_TENSOR,   RANKS_STAGE,
@@ -177,7 +178,7 @@ static void check_groups(const Mesh *m)
 
 static int checked;
 
-/* All meshes of `ranks` ranks, whose dimensions from d on are open. */
+/* Visits all meshes of `ranks` ranks whose dimensions below d are given. */
 static void check_meshes(Mesh *m, int d, int ranks)
 {
     if (d == MESH_DIMS - 1) {
@@ -193,7 +194,7 @@ static void check_meshes(Mesh *m, int d, int ranks)
         }
 }
 
-/* Every mesh of these numbers of ranks. 2^k ranks have (k + 4 over 4) meshes. */
+/* Every mesh of these numbers of ranks. For 2^k ranks there are (k + 4 over 4) meshes. */
 TEST(test_many_ranks)
 {
     static const int other[] = { 3, 6, 12, 24, 30, 36, 48, 56, 60, 96, 120, 243, 384, 1000, 4095 };

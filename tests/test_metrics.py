@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""scripts/metrics.py: metrics.jsonl as a whole, and followed while it grows and is cut; the pictures made of it."""
+"""scripts/metrics.py: reads metrics.jsonl as a whole, and follows the file while it grows and is cut. Also pictures of the
+metrics."""
 import contextlib, importlib, importlib.util, io, json, os, random, re, sys, unittest
 from unittest import mock
 
@@ -13,13 +14,13 @@ CHECKPOINTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "golden",
 
 class ReadTest(Folder):
     def test_labels(self):
-        """Characters in a label end no line, and a slash ends no label."""
+        """Special characters in a label do not end a line, and a slash does not end a label."""
         lines = [record(1), {"step": 1, "eval/a/b/CrossEntropyLoss": 3.0, "eval/c\u2028/CrossEntropyLoss": 4.0}]
         self.append("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode() + b'{"step": 2, "tra')
         self.assertEqual(metrics.read(self.run_folder), lines)
 
     def test_damaged_line(self):
-        """It is named; only the last line may be cut short, even within a letter."""
+        """A damaged line is named. Only the last line may be incomplete, even in the middle of a character."""
         path = os.path.join(self.run_folder, "metrics.jsonl")
         for damaged, shown in ((b"Expecting", "'Expecting'"), (b'{"step": 2, "tra', "'{\"step\": 2, \"tra'"), (b"[3]", "'[3]'"),
                                (b"7", "'7'"), (b"null", "'null'"), (b"\xff\0", "'\ufffd\\x00'"), (b"", "''"),
@@ -40,7 +41,7 @@ class PlotTest(Folder):
             importlib.import_module(script).main()
 
     def test_output(self):
-        """One line says of a picture that it cannot be."""
+        """If a picture cannot be made, one line says why."""
         self.append([record(1), record(2)])
         self.link("average")
         nowhere, other = os.path.join(self.top, "none", "x.png"), os.path.join(self.top, "x.foo")
@@ -51,12 +52,12 @@ class PlotTest(Folder):
                 self.assertRegex(str(caught.exception), rf"^error: {re.escape(path)}: {said}.*; give another --output")
 
     def link(self, name):
-        """Makes the last checkpoint of this kind the run's."""
+        """Makes the last checkpoint of this kind the checkpoint of the run."""
         os.symlink(os.path.join(CHECKPOINTS, name, "step3"), os.path.join(self.run_folder, "latest"))
 
     def test_formats(self):
-        """Against a search in all values of a format, and what an expansion is for: the largest k in sixteenths with which a group
-        spans no more than the codes. Half a unit of a code is an error that the power 1/k makes larger."""
+        """Compares with a search in all values of a format. Also checks the purpose of expansion: k is the largest number in
+        sixteenths with which a group spans no more than the codes. The power 1/k enlarges an error of half a unit of a code."""
         import numpy as np
         import plot_quantization as plot
         r = np.random.default_rng(1)
@@ -67,7 +68,7 @@ class PlotTest(Folder):
             x = np.concatenate([most * 1.2 * r.random(500), 2.0 ** r.uniform(least - 6, 0, 500), values])
             nearest = values[np.abs(values - x[:, None]).argmin(1)]
             np.testing.assert_array_equal(plot.rounded(-x, name), -nearest)
-            middle = (values[1:] + values[:-1]) / 2        # to an even number of units
+            middle = (values[1:] + values[:-1]) / 2        # ties go to an even number of units
             found = plot.rounded(middle, name)
             unit = np.maximum(2.0 ** (np.floor(np.log2(np.maximum(found, units[1]))) - digits), units[1])
             self.assertEqual(set(found / unit % 2), {0})
@@ -76,13 +77,13 @@ class PlotTest(Folder):
             k, ratio = plot.expansion(groups, name), 2 ** plot.log2_range(groups)
             self.assertTrue((ratio ** k <= most ** 2 / 2 * (1 + 1e-9)).all() and (ratio ** (k + 1 / 16) > most ** 2 / 2).all())
             read = plot.stored(groups, name + "+")
-            half = units[1] / 2 / (2 / most)        # of the smallest code, which is at least 2 / most
+            half = units[1] / 2 / (2 / most)        # half of the smallest code, which is at least 2 / most
             self.assertTrue((np.abs(np.log(read / groups)).max(1) <= -np.log1p(-half) / k * 1.01).all())
             self.assertTrue((read != 0).all())
             self.assertEqual((plot.stored(groups, name) == 0).any(), name == "e4m3")
 
     def test_moments(self):
-        """Errors of a checkpoint's moments, by the definition of an error; moments in FP8 have lost what was rounded."""
+        """Errors of a checkpoint's moments, by the definition of an error. FP8 moments have lost what was rounded."""
         import numpy as np
         import plot_quantization as plot
         self.link("average")
@@ -95,7 +96,7 @@ class PlotTest(Folder):
         exact = m / (np.sqrt(v) + moments.eps)
         found = plot.stored(m, "e5m2") / (np.sqrt(plot.stored(v, "e4m3+")) + moments.eps)
         self.assertAlmostEqual(errors["update"][2, 1, 0], (((found - exact) ** 2).sum() / (exact ** 2).sum()) ** 0.5)
-        self.assertLess(plot.rms(errors["m"])[1], plot.rms(errors["m"])[0])         # what expansion is for
+        self.assertLess(plot.rms(errors["m"])[1], plot.rms(errors["m"])[0])         # the purpose of expansion
         os.unlink(os.path.join(self.run_folder, "latest"))
         self.link("full")
         with self.assertRaises(SystemExit) as caught:
@@ -103,15 +104,15 @@ class PlotTest(Folder):
         self.assertIn("found no Adam moments of matrices in F32 or BF16", str(caught.exception))
 
     def test_seeds(self):
-        """Two seeds: differences 0.5 and 0.1 have the mean 0.3 and the standard error 0.2; 1 and 3 have the standard deviation
-        sqrt 2."""
+        """Two seeds: the differences 0.5 and 0.1 have the mean 0.3 and the standard error 0.2; 1 and 3 have the standard
+        deviation sqrt 2."""
         import numpy as np
         import plot_loss
         runs = {"bf16-1": 1, "bf16-2": 3, "coat-1": 1.5, "coat-2": 3.1}
         for name, loss in runs.items():
             os.mkdir(os.path.join(self.top, name))
             with open(os.path.join(self.top, name, "metrics.jsonl"), "w", encoding="utf-8") as file:
-                for step in range(1, 4 + (name == "coat-1")):       # only steps that all have count
+                for step in range(1, 4 + (name == "coat-1")):       # only steps that all runs have count
                     file.write(json.dumps({"step": step, "throughput/total_tokens": 10 * step, plot_loss.TRAIN: loss}) + "\n")
         with contextlib.redirect_stdout(io.StringIO()):
             bf16, coat = (plot_loss.Group(recipe, [os.path.join(self.top, f"{recipe}-{seed}") for seed in (1, 2)], 1)
@@ -163,7 +164,7 @@ class FollowerTest(Folder):
         self.assertEqual(self.seen, [])
 
     def test_cut_within_a_step(self):
-        """All of the step is void, and comes again."""
+        """All lines of the damaged step are void, and come again."""
         self.append([record(1), record(2), {"step": 2, "eval/val/CrossEntropyLoss": 4}])
         self.poll()
         os.truncate(os.path.join(self.run_folder, "metrics.jsonl"), len(as_lines([record(1), record(2)])))
@@ -172,7 +173,8 @@ class FollowerTest(Folder):
         self.assertEqual(self.seen, [record(1), record(2), {"step": 2, "eval/val/CrossEntropyLoss": 5}])
 
     def test_damaged_line(self):
-        """It is passed over, as a run that continues leaves it where it is; a step that is no number of one is damage too."""
+        """A damaged line is skipped, because a run that continues leaves it in the file. A step that is not a number is damage,
+        too."""
         damaged = b'{"step": 2, "train/Cr\n{"step": Infinity}\n{"step": "7"}\n\xff\n'
         self.append(as_lines([record(1)]) + damaged + as_lines([record(3)]))
         self.poll()
@@ -183,7 +185,7 @@ class FollowerTest(Folder):
         self.assertEqual(self.seen, [record(1), record(2)])
 
     def test_random(self):
-        """Whatever was appended, cut and torn between polls: what was seen is what is there."""
+        """Whatever was appended, cut and torn between polls, the follower has seen what is in the file."""
         chance = random.Random(6198)
         for trial in range(40):
             self.setUp()

@@ -1,5 +1,5 @@
-/* data/mix: shares of every prefix, order, what a mixture needs. Files and steps of a mixture:
- * test_mixture.c. */
+/* data/mix: shares of every prefix, order, and the data that a mixture needs. test_mixture.c tests
+ * files and steps of a mixture. */
 #include "data/mixture.h"
 #include "kernels/runtime/error.h"
 #include "tests/test.h"
@@ -21,7 +21,7 @@ static Mixture mix_of(const double *ratio, int count, uint64_t seed)
     return m;
 }
 
-/* Every prefix has the shares, rounded up or down. */
+/* Every prefix has the exact shares, rounded up or down. */
 static void check_shares(const Mixture *m, int steps)
 {
     uint64_t taken[MIXTURE_MOST] = { 0 };
@@ -89,8 +89,8 @@ TEST(test_decimals_are_exact)
     }
 }
 
-/* Equal shares: in each pair both sources, in either order, by the seed; not by the order in which
- * they are listed. */
+/* With equal shares, each pair of sequences has both sources. The order in a pair depends on the
+ * seed, and not on the order of the list. */
 TEST(test_order_within_the_shares)
 {
     Mixture m = { 0 }, turned = { 0 }, other = { 0 };
@@ -112,8 +112,9 @@ TEST(test_order_within_the_shares)
     assert_in_range(differs, 300, 700);
 }
 
-/* A run that another version continues keeps its order: that of the lowest number of SplitMix64,
- * seeded by FNV-1a of seed and name, at each position, computed in Python. */
+/* A run that another version continues keeps its order. At each position, the source with the
+ * lowest number of SplitMix64 comes first, seeded by FNV-1a of seed and name. The expected order
+ * was computed in Python. */
 TEST(test_order_stays)
 {
     static const char order[] = "cdabcabddabcadbcbdcadbacbadcacbdbdacdcba";
@@ -128,8 +129,8 @@ TEST(test_order_stays)
     }
 }
 
-/* From every place: the source that lasts shortest decides, and a run of that many instances needs
- * no more than there is. */
+/* From every position: the source that runs out first decides, and a run of that many instances
+ * needs no more than there is. */
 TEST(test_needs_and_lasts)
 {
     const double ratio[] = { 0.6, 0.25, 0.15 };

@@ -12,7 +12,7 @@ static int train_mix(int ranks, const char *mix, const char *run, const char *mo
                  mix, more);
 }
 
-/* The source's number in trainer.json; -1: there is no such source. */
+/* Returns the source's number in trainer.json; -1: there is no such source. */
 static long place(const char *checkpoint, const char *source, const char *key)
 {
     char path[512];
@@ -24,8 +24,8 @@ static long place(const char *checkpoint, const char *source, const char *key)
     return n;
 }
 
-/* After each step the shares of all steps so far are exact, rounded up or down; those of a step are
- * within one sequence. */
+/* After each step, the shares of all steps so far are exact, rounded up or down. The shares of a
+ * single step are within one sequence. */
 static void check_shares(const char *run, int first, int last, double ratio, const char *name)
 {
     double share[MAX_STEPS], sum = 0;
@@ -54,7 +54,7 @@ TEST(test_shares_and_resume)
     expect_status(train_mix(1, TRAIN ", " VAL, "part", "--max_duration=12 --stop_at=5"), 0);
     assert_int_equal(place("part/latest", "books", "instance"), 28);
     assert_int_equal(place("part/latest", "code", "instance"), 12);
-    /* in another order */
+    /* listed in another order */
     expect_status(train_mix(1, VAL ", " TRAIN, "part", "--max_duration=12 --try_load_latest_save"),
                   0);
     check_same("whole", "part", 12, 0);
@@ -75,7 +75,7 @@ TEST(test_shares_and_resume)
     }
 }
 
-/* A resume without change, to the same end, from the written configuration. */
+/* A resume without changes, from the written configuration, ends in the same state. */
 TEST(test_written_configuration)
 {
     FILE *p = start_command("%s -n 1 %s/train %s/whole/latest/config.yaml --save_folder=%s/again",
@@ -85,8 +85,8 @@ TEST(test_written_configuration)
     check_same("whole", "again", 12, 0);
 }
 
-/* Other ratios, a source less and one more: each continues where it was, and one that comes back
- * does too. */
+/* Other ratios, a removed source and a new one: each source continues where it was, also a source
+ * that comes back. */
 TEST(test_changed_mixture)
 {
     shell("cp build/few-ids/val.npy %s/new.npy", folder);
@@ -109,7 +109,8 @@ TEST(test_changed_mixture)
     assert_int_equal(place("part/latest", "code", "instance"), 29 + 24);
 }
 
-/* data.paths, then a mixture in which a source has the same files: it continues there. */
+/* First data.paths, then a mixture in which a source has the same files: this source continues at
+ * its position. */
 TEST(test_from_paths)
 {
     expect_status(train(1, "--save_folder=%s/paths --max_duration=3", folder), 0);
@@ -122,7 +123,7 @@ TEST(test_from_paths)
 
 TEST(test_lengths)
 {
-    /* 544 sequences: 1813 in all */
+    /* 544 sequences of 1813 in all */
     const char *once = TRAIN ", {name: code, paths: [build/few-ids/val.npy], ratio: 0.3}";
     expect_status(train_mix(1, once, "length", "--max_duration=1ep --stop_at=1"), 0);
     expect_output("run: 226 steps of 8 x ");
@@ -204,8 +205,8 @@ TEST(test_errors)
     }
 }
 
-/* Other files of a source are an error; restore_dataloader=false reads them from their start, and
- * the others continue. */
+/* If a source has other files, the run ends with an error. With restore_dataloader=false, these
+ * files start at their beginning, and the other sources continue. */
 TEST(test_other_files)
 {
     char mix[512];

@@ -1,6 +1,6 @@
 /* data/loader with a mixture: steps of every rank, epochs of each source, resume, a changed
- * mixture, what is missing. The shares of every prefix: test_mix.c. Runs with data.mix:
- * test_mix_runs.c. */
+ * mixture, and missing data. test_mix.c tests the shares of every prefix, test_mix_runs.c runs with
+ * data.mix. */
 #include "data/loader.h"
 #include "data/shuffle.h"
 #include "model/run/mixture_state.h"
@@ -78,13 +78,13 @@ static DataSpec spec_of(const MixtureSource *mix, int count)
                        .drop_last = true };
 }
 
-/* What a run read: source and instance of each place. */
+/* What a run has read: source and instance at each position. */
 typedef struct {
     int source, index;
 } Read;
 enum { MOST = 64 * G };
 
-/* Reads `steps` steps from a place on, as W ranks; returns the place after them. */
+/* Reads `steps` steps from a position on, as W ranks; returns the position after them. */
 static LoaderState collect(Read *read, const DataSpec *spec, int steps, int W, LoaderState from)
 {
     LoaderState after = from;
@@ -130,8 +130,7 @@ TEST(test_same_for_any_number_of_ranks)
     }
 }
 
-/* In the order in which it comes, each source has all its instances once, then once more, in
- * numpy's order of its epochs. */
+/* Each source has all its instances once, then once more, in numpy's order of its epochs. */
 TEST(test_each_source_has_its_epochs)
 {
     const MixtureSource mix[] = { source_of(0, 0.6, 10), source_of(1, 0.3, 10),
@@ -152,7 +151,7 @@ TEST(test_each_source_has_its_epochs)
     }
 }
 
-/* One source: the instances of data.paths, as long as its epoch lasts. */
+/* A single source has the instances of data.paths, as long as its epoch lasts. */
 TEST(test_one_source_is_data_paths)
 {
     const MixtureSource mix[] = { source_of(0, 1, 1) };
@@ -172,7 +171,7 @@ TEST(test_one_source_is_data_paths)
     loader_close(l);
 }
 
-/* From the state after each step, on other numbers of ranks. */
+/* Resumes from the state after each step, on other numbers of ranks. */
 TEST(test_resume)
 {
     enum { STEPS = 14 };
@@ -188,7 +187,7 @@ TEST(test_resume)
     }
 }
 
-/* The state of a run with this mixture, from a place of another run on. */
+/* Returns the state of a run with this mixture that continues from the position of another run. */
 static TrainState state_of(const MixtureSource *mix, int count, const TrainState *then)
 {
     TrainState s = { .num_mix = count };
@@ -201,18 +200,18 @@ static TrainState state_of(const MixtureSource *mix, int count, const TrainState
     return s;
 }
 
-/* Places move with the names of sources; `mixed` begins again, and goes on in a run that continues
+/* Positions follow the names of sources. `mixed` begins again, and continues in a run that resumes
  * with the same mixture. */
 TEST(test_changed_mixture)
 {
     const MixtureSource before[] = { source_of(0, 0.7, 10), source_of(1, 0.3, 10) };
-    /* code goes, math comes */
+    /* code is removed, math is added */
     const MixtureSource after[] = { source_of(2, 0.25, 10), source_of(0, 0.75, 10) };
     const DataSpec first = spec_of(before, 2), second = spec_of(after, 2);
     static Read read[MOST];
     TrainState was = state_of(before, 2, NULL);
     const LoaderState s = was.loader = collect(read, &first, 5, 1, (LoaderState){ 0 });
-    /* 40 places at 0.7 and 0.3 */
+    /* 40 instances at 0.7 and 0.3 */
     assert_true(s.source[0].instance == 28 && s.source[1].instance == 12);
     TrainState is = state_of(after, 2, &was);
     assert_true(is.num_mix == 3 && strcmp(is.mix[2].name, "code") == 0 && is.mix[2].weight == 0);
@@ -225,13 +224,14 @@ TEST(test_changed_mixture)
         assert_int_equal(read[i].index, read[i].source == 1 ? web[next_web++] : math[next_math++]);
     assert_true(next_web == 28 + 12 && next_math == 4);
     assert_int_equal(t.source[1].mixed, 12);
-    /* not of this mixture: unchanged */
+    /* a source that this mixture lacks: unchanged */
     assert_int_equal(t.source[2].instance, 12);
     const TrainState again = state_of(after, 2, &is);
     assert_memory_equal(&again.loader, &t, sizeof t);
 }
 
-/* `tokens`: the same instances in each epoch; more of them later continue the first epoch. */
+/* With `tokens`, each epoch has the same instances. A larger value later continues the first
+ * epoch. */
 TEST(test_a_part_of_a_source)
 {
     MixtureSource mix[] = { source_of(0, 1, 4) };
@@ -276,14 +276,14 @@ TEST(test_label_masks)
 
 TEST(test_what_is_missing)
 {
-    /* 40 once, 5 twice: 50 of either */
+    /* 40 once, or 5 twice: 50 of either */
     const MixtureSource mix[] = { source_of(0, 0.8, 1), source_of(2, 0.2, 2) };
     const DataSpec spec = spec_of(mix, 2);
     static Read read[MOST];
     Loader *l = loader_open(&spec, G, 0, 1);
     assert_int_equal(loader_left(l), 50);
     assert_null(loader_lack(l, 6));
-    char *lack = loader_lack(l, 7); /* 56 instances: 45 of web */
+    char *lack = loader_lack(l, 7); /* 56 instances, of which 45 are from web */
     assert_non_null(strstr(lack, "data.mix: source 'web': 30 tokens are missing"));
     assert_non_null(strstr(lack, "max_repetition to 1.13,"));
     assert_non_null(strstr(lack, "300 tokens from here"));
@@ -302,7 +302,7 @@ TEST(test_what_is_missing)
     const DataSpec other = spec_of(longer, 2);
     l = loader_open(&other, G, 0, 1);
     loader_seek(l, s);
-    /* 88 instances: 18 of math, which is in its second epoch */
+    /* 88 instances, of which 18 are from math, which is in its second epoch */
     lack = loader_lack(l, 5);
     assert_non_null(strstr(lack, "data.mix: source 'math'"));
     assert_non_null(strstr(lack, "max_repetition to 3.6,"));
@@ -321,7 +321,7 @@ static uint64_t fingerprint_of(const MixtureSource *mix, int count, bool metadat
     return x;
 }
 
-/* All that a source says about the instances of a run. */
+/* Returns all that a source knows about the instances of a run. */
 TEST(test_fingerprint)
 {
     const MixtureSource same[] = { source_of(0, 0.8, 2), source_of(1, 0.2, 2) };

@@ -18,7 +18,7 @@ static double top_of(DType d)
     return fp8_table(d)[fp8_last(d)];
 }
 
-/* A moment of zeros: codes 0 and scales 0, as in fresh memory. */
+/* Makes a moment of zeros: codes 0 and scales 0, as in new memory. */
 static Tensor make_moment(DType d, int n, bool expand)
 {
     Tensor t = make(format_of_moment((Format){ d, GROUP, expand }), 1, n);
@@ -27,7 +27,8 @@ static Tensor make_moment(DType d, int n, bool expand)
     return t;
 }
 
-/* Values as in optimizers: sizes over `decades` powers of ten, different for each group. */
+/* Makes values as in optimizers: their sizes span `decades` powers of ten, and differ between
+ * groups. */
 static Tensor make_spread(int n, double decades)
 {
     Tensor t = make(F, 1, n);
@@ -42,7 +43,7 @@ static Tensor make_spread(int n, double decades)
 
 /* ---- the map --------------------------------------------------------------------------------- */
 
-/* The scale of a group, and k if expanded; else k = 1, and the map is x/S. */
+/* The scale of a group, and k if the format is expanded. Otherwise k = 1, and the map is x/S. */
 typedef struct {
     double S, k;
 } Pair;
@@ -90,7 +91,7 @@ static double unmap_error(double code, Pair p, Format f)
     return f.expand ? 0x1p-21 * (2 + 2 * terms + log2_size(p.S)) : 2 * U24;
 }
 
-/* The decoded values of a moment. */
+/* Returns the decoded values of a moment. */
 static double *moment_values(Tensor t, const void *snapshot)
 {
     const uint8_t *codes = snapshot;
@@ -104,8 +105,9 @@ static double *moment_values(Tensor t, const void *snapshot)
 }
 
 /* k = floor(16 log2(max^2/2) / log2(a/b)) / 16, between 1/16 and 16, where the largest and smallest
- * of the group lie in the ranges a and b. The CPU computes it in double. Quick functions have
- * errors of 2^-22 of a/b, and k is below 16 if log2(a/b) > 1: 1e-6 in all; 1e-5 is safe. */
+ * of the group lie in the ranges a and b. The CPU computes it in double. The hardware's
+ * approximations have errors of 2^-22 of a/b, and k is below 16 if log2(a/b) > 1: 1e-6 in total;
+ * 1e-5 is safe. */
 static void check_power(const char *name, double k, Range a, Range b, DType d)
 {
     const double range = log2(top_of(d) * top_of(d) / 2), doubt = on_cpu() ? 0 : 1e-5;
@@ -118,8 +120,8 @@ static void check_power(const char *name, double k, Range a, Range b, DType d)
         fail_msg("%s: k = %g, expected %g .. %g, between 1/16 and 16", name, k, least, most);
 }
 
-/* Group g of a moment whose values lie within `bound` of x: S is max|x| / max rounded up, to BF16,
- * which adds less than 2^-7, or with k less than 2^-16; k; and each code lies between those of the
+/* Checks group g of a moment whose values lie within `bound` of x. S is max|x| / max, rounded up to
+ * BF16, which adds less than 2^-7, with k less than 2^-16. Each code lies between the codes of the
  * ends of the allowed range. */
 static void check_group(const char *name, Tensor t, const uint8_t *codes, int g, const double *x,
                         const double *bound)
@@ -220,7 +222,8 @@ TEST(test_there_and_back)
     }
 }
 
-/* Without expansion a moment equals the host's encoding. Zeros stay zeros with and without. */
+/* Without expansion, a moment equals the host's encoding. Zeros stay zeros, with and without
+ * expansion. */
 TEST(test_plain_and_zeros)
 {
     enum { N = 64 * GROUP };
@@ -268,7 +271,7 @@ static const StepCase steps[] = {
 };
 // clang-format on
 
-/* The same bits on both back ends: finite codes, scales around `size`, powers up to 6. */
+/* Makes the same bits on both back ends: finite codes, scales around `size`, powers up to 6. */
 static Tensor make_state(Format f, int n, uint64_t seed, double size, bool positive)
 {
     if (!format_is_fp8(f))
@@ -298,7 +301,7 @@ static double *state_values(Tensor t)
     return format_is_fp8(t.format) ? moment_values(t, tensor_snapshot(t)) : values(t);
 }
 
-/* Error bounds of the decoded moment; 0 for a dense one. */
+/* Error bounds of the decoded moment; 0 if the moment is not FP8. */
 static double *moment_bounds(Tensor t, const double *x)
 {
     const uint8_t *codes = tensor_snapshot(t);
@@ -311,8 +314,8 @@ static double *moment_bounds(Tensor t, const double *x)
 }
 
 /* As in AdamW with plain moments: m has an error of 4 u of its two terms, v of 6 u, plus errors of
- * the old moments. A quick root has 2^-22, a quick quotient 2^-22, products with 1/c 2 u each: 16 u
- * in all. */
+ * the old moments. An approximate root has an error of 2^-22, an approximate quotient 2^-22,
+ * products with 1/c 2 u each: 16 u in total. */
 static void adam_reference(double *w, double *m, double *v, double *bw, double *bm, double *bv,
                            double grad, AdamW a)
 {
@@ -330,10 +333,10 @@ static void adam_reference(double *w, double *m, double *v, double *bw, double *
     *w -= a.lr * (q + a.weight_decay * *w);
 }
 
-/* The decoded moments, as F32. Both back ends store values within `bound` of the same; a value has
- * an error of half the distance of the codes around it, and so has the whole group if its scale or
- * power differs. So the bound is the distance to the neighbouring codes, twice if both may
- * round. */
+/* Compares the decoded moments in F32. Both back ends store values within `bound` of the same
+ * value. A value has an error of half the distance of the codes around it, and so has the whole
+ * group if its scale or power differs. So the bound is the distance to the neighbouring codes, or
+ * twice this distance if both may round. */
 static void golden_moment(const char *name, Tensor t, const double *bound)
 {
     const uint8_t *codes = tensor_snapshot(t);
@@ -387,7 +390,7 @@ static void step_case(const StepCase *k)
     TWICE(adamw(w, m, v, grad, a, 768), w, m, v);
     for (int i = 0; i < N; i++) {
         adam_reference(&W[i], &M[i], &V[i], &bw[i], &bm[i], &bv[i], G[i], a);
-        /* rounded either way: by less than an ulp, twice the unit roundoff */
+        /* rounded up or down, by less than an ulp, which is twice the unit roundoff */
         if (k->w.dtype == BF16)
             bw[i] += 0x1p-8 * fabs(W[i]);
     }

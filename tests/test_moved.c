@@ -1,9 +1,9 @@
-/* Runs whose checkpoints are moved, linked or replaced: the files decide which run they belong to,
- * not their place. */
+/* Runs whose checkpoints are moved, linked or replaced. The files, and not their place, decide to
+ * which run a checkpoint belongs. */
 #include "tests/test.h"
 #include "tests/launch.h"
 
-/* On one rank, without mpirun, whose start takes longer than the run. */
+/* One rank, without mpirun, because mpirun takes longer to start than the run takes. */
 static int alone(const char *format, ...) __attribute__((format(printf, 1, 2)));
 static int alone(const char *format, ...)
 {
@@ -18,13 +18,13 @@ static int alone(const char *format, ...)
 
 static const char eight[] = "--max_duration=8 --save_interval=2 --save_num_checkpoints_to_keep=9";
 
-/* Six steps of eight. */
+/* Six of eight steps. */
 static void begin(const char *run)
 {
     expect_status(alone("%s --stop_at=6 --save_folder=%s/%s", eight, folder, run), 0);
 }
 
-/* Checks the steps of a run's metrics, once each, and its checkpoints. */
+/* Checks that a run's metrics have each step once, and checks its checkpoints. */
 static void expect_run(const char *run, int steps, const char *checkpoints)
 {
     double loss[MAX_STEPS], undisturbed[MAX_STEPS];
@@ -41,7 +41,7 @@ TEST(test_whole)
     expect_run("whole", 8, "step2 step4 step6 step8");
 }
 
-/* The newest checkpoint is elsewhere, and a resumed run finds it. */
+/* The newest checkpoint is in another place, and a resumed run finds it. */
 TEST(test_newest_is_elsewhere)
 {
     static const struct {
@@ -77,8 +77,8 @@ TEST(test_newest_is_elsewhere)
     }
 }
 
-/* Going back to step 4, which is elsewhere: later checkpoints are deleted, earlier ones stay, and
- * after an interruption before the next save the run resumes from step 4. */
+/* Goes back to step 4, which is in another place. Later checkpoints are deleted, earlier ones stay.
+ * After an interruption before the next save, the run resumes from step 4. */
 TEST(test_back_to_elsewhere)
 {
     static const char *const moves[] = { "ln -s ../big/step4 step4", "true" };
@@ -101,8 +101,8 @@ TEST(test_back_to_elsewhere)
     }
 }
 
-/* A new run in the folder of an old one, from a model in it, ends before its first save: a resume
- * does not continue the replaced run. */
+/* A new run in the folder of an old run starts from a model in this folder, and ends before its
+ * first save. A resume does not continue the replaced run. */
 TEST(test_begun_anew)
 {
     static const struct {

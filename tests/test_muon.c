@@ -1,4 +1,4 @@
-/* The operations of Muon, each against its formula; the two back ends against each other. */
+/* Compares each operation of Muon with its formula, and the two back ends with each other. */
 #include "tests/test.h"
 #include "tests/golden.h"
 
@@ -7,7 +7,8 @@
 static const Format F = { F32, 0 }, H = { BF16, 0 };
 enum { N = 5120 };
 
-/* Errors: m and u are sums of two products, 4 u of their sizes; u also has the error of m. */
+/* Errors: m and u are sums of two products, with errors of 4 u of their sizes; u also has the error
+ * of m. */
 static void check_momentum(const char *name, Format moment, Format grad, bool nesterov)
 {
     const float momentum = 0.95f, scale = 0.5f, rest = 1 - momentum;
@@ -33,7 +34,7 @@ static void check_momentum(const char *name, Format moment, Format grad, bool ne
     release();
 }
 
-/* A coded moment as it is in a snapshot: codes, then scales. */
+/* Returns a coded moment as a snapshot has it: codes, then scales. */
 static Tensor in_snapshot(Tensor m, void *bytes)
 {
     return (Tensor){ .data = bytes,
@@ -96,14 +97,14 @@ TEST(test_momentum)
     check_momentum("bf16", H, H, true);
 }
 
-/* The divisor is a BF16 number: torch's norm of a BF16 tensor. */
+/* The divisor is a BF16 number, as torch's norm of a BF16 tensor. */
 TEST(test_normalize)
 {
     Tensor x = make_filled(H, 40, 24, 1, -1, 1), squares = make_filled(F, 1, 1, 0, 301.0f, 301.0f);
     double *X = values(x), *bound = keep(960 * sizeof *bound);
     TWICE(muon_normalize(x, x, squares.data, 1e-7f), x);
     for (int i = 0; i < 960; i++) {
-        X[i] /= 17.375; /* sqrt(301) = 17.349: the next multiple of 1/8 */
+        X[i] /= 17.375; /* sqrt(301) = 17.349; 17.375 is the next multiple of 1/8 */
         bound[i] = U24 * fabs(X[i]);
     }
     check_close("muon-normalize", x, X, bound);
@@ -118,7 +119,7 @@ TEST(test_normalize)
     release();
 }
 
-/* Sums of 48 products in F32: 50 u of their sizes. */
+/* Sums of 48 products in F32 have an error of 50 u of their sizes. */
 TEST(test_product)
 {
     enum { R = 32, O = 48, C = 64 };
@@ -176,8 +177,8 @@ static void check_symmetric(const char *name, bool columns)
     release();
 }
 
-/* An element in 97, of a product in blocks; all of them are symmetric outside the blocks on the
- * diagonal. */
+/* Checks one of 97 elements of a product in blocks. All other elements, outside of the blocks on
+ * the diagonal, are symmetric. */
 static void check_blocks(const char *name, bool columns)
 {
     enum { R = 4096, C = 16 };
@@ -216,8 +217,8 @@ TEST(test_symmetric)
     check_blocks("blocks of columns", true);
 }
 
-/* keep and rate are powers of two and w and x have few bits: both sides are exact in F32, and only
- * the random bits decide. The number of an element does not depend on where a part begins. */
+/* keep and rate are powers of two, and w and x have few bits. So both sides are exact in F32, and
+ * only the random bits decide. The number of an element does not depend on where a slice begins. */
 TEST(test_apply)
 {
     Tensor wide = make_filled(F, 1, N, 1, -1, 1), w = make_filled(H, 1, N, 1, -1, 1),

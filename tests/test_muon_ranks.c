@@ -1,5 +1,6 @@
-/* Muon against torch.optim.Muon (tests/golden/muon, scripts/reference_golden.py), on 1, 2 and 4
- * ranks; the same bits on any number of ranks; the error of a momentum in each format; memory. */
+/* Compares Muon with torch.optim.Muon (tests/golden/muon, scripts/reference_golden.py), on 1, 2 and
+ * 4 ranks. Also the same bits on any number of ranks, the error of a momentum in each format, and
+ * memory. */
 #include "model/store/param_store_sizes.h"
 #include "tests/test.h"
 #include "tests/kit.h"
@@ -28,7 +29,7 @@ static float hashed(uint32_t seed, uint32_t i)
 
 static DType master_type = F32; /* of the next run */
 
-/* tokens: of a sequence; 0: those of the architecture. */
+/* tokens: per sequence; 0: as the architecture has */
 static void open_run(Run *r, Format moment, int shard_ranks, int layers, int tokens)
 {
     ModelConfig m = with_sizes(architecture(LLAMA), 32, 16, 48, layers);
@@ -44,7 +45,7 @@ static void open_run(Run *r, Format moment, int shard_ranks, int layers, int tok
     store_zero_states(&r->store);
 }
 
-/* Which matrix, and which element of it, element `at` of a parameter is. */
+/* Finds the matrix, and the element in the matrix, of element `at` of a parameter. */
 static int matrix_of(const Param *p, size_t at, size_t *element)
 {
     static const int first[NUM_LINEARS] = {
@@ -57,8 +58,8 @@ static int matrix_of(const Param *p, size_t at, size_t *element)
     return first[p->linear] + part;
 }
 
-/* This rank's part of a block's matrices, element by element: the index of its matrix and of the
- * element in it, and where it is in the region. */
+/* This rank's elements of a block's matrices: the index of the matrix, the element in the matrix,
+ * and its position in the region. */
 typedef struct {
     int matrix;
     size_t element, at;
@@ -86,7 +87,8 @@ static float element_of(const Place *p, int layer, int seed)
     return hashed((uint32_t)(1000 * p->matrix + 20 * layer + seed), (uint32_t)p->element);
 }
 
-/* Those of a flat tensor in F32, the master weights or gradients, become hashed. */
+/* Sets this rank's elements of a flat F32 tensor (master weights or gradients) to hashed
+ * numbers. */
 static void fill_matrices(const Run *r, int layer, Tensor flat, int seed)
 {
     const int mark = num_kept;
@@ -121,7 +123,8 @@ static void train(Run *r)
 
 /* ---- torch ----------------------------------------------------------------------------------- */
 
-/* The distance of this rank's weights from torch's, relative to the way of torch's since step 0. */
+/* Returns the distance of this rank's weights from torch's weights, relative to the distance that
+ * torch's weights moved since step 0. */
 static double distance(const Run *r, const char *which, int matrix)
 {
     char name[64];
@@ -148,10 +151,10 @@ static double distance(const Run *r, const char *which, int matrix)
     return sqrt(sum[0] / sum[1]);
 }
 
-/* Both round u, X and the products to BF16 in the same places, so results differ where sums in
- * another order round to the other neighbour: 2^-8 of an element. If every element of the last
- * product did, the distance would be 2^-8. Wrong coefficients, a fused q|k|v or gate|up, another
- * scale or no Nesterov momentum give 0.05 or more. */
+/* Both round u, X and the products to BF16 at the same places. So results differ if sums in another
+ * order round to the other neighbour, by 2^-8 of an element. If every element of the last product
+ * did, the distance would be 2^-8. Wrong coefficients, a fused q|k|v or gate|up, another scale, or
+ * no Nesterov momentum give 0.05 or more. */
 TEST(test_torch)
 {
     static const char *const cases[] = { "default", "original", "heads" };
@@ -180,8 +183,8 @@ TEST(test_torch)
 
 /* ---- iterations ------------------------------------------------------------------------------ */
 
-/* Element i of a vector: powers of two, so that products of two vectors keep the rank of one in
- * BF16. */
+/* Returns element i of a vector of powers of two, so that the product of two vectors has rank one
+ * in BF16, too. */
 static double factor(int i)
 {
     return ldexp(i % 2 ? -1 : 1, i % 3);
@@ -244,7 +247,8 @@ TEST(test_iterations)
 
 /* ---- ranks ----------------------------------------------------------------------------------- */
 
-/* Weights and momentum of a block on this rank against those of a rank that is alone. */
+/* Compares the weights and the momentum of a block on this rank with those of a rank that is
+ * alone. */
 static void compare_block(const Run *r, int u, char *const alone[2])
 {
     const Shard *s = &r->store.shard[u];
@@ -261,8 +265,8 @@ static void compare_block(const Run *r, int u, char *const alone[2])
     }
 }
 
-/* Whether the updates of three blocks have memory at once, so that ranks exchange those of one
- * while they compute another's. */
+/* Whether the updates of three blocks have memory at once. Then ranks exchange the updates of one
+ * block while they compute those of another. */
 static bool has_three(const Run *r)
 {
     const size_t block =
@@ -270,7 +274,7 @@ static bool has_three(const Run *r)
     return r->store.staging_bytes >= muon_bytes(&r->store, &r->config) + 2 * block + 512;
 }
 
-/* FLOPs of this rank's products, and of those of one matrix in a step, at most. */
+/* The FLOPs of this rank's products, and an upper bound of those of one matrix in a step. */
 typedef struct {
     double all, matrix, most;
 } Work;
@@ -290,8 +294,8 @@ static void ignore_end(void *none, const Operation *o)
     (void)none, (void)o;
 }
 
-/* If each matrix goes to a rank with the least work, no rank has more than the mean and one matrix
- * more. */
+/* If each matrix goes to the rank with the least work, no rank has more than the mean and one
+ * matrix more. */
 static void check_balance(void)
 {
     double most[2] = { work.all / STEPS, work.most }, sum = work.all / STEPS;
@@ -300,7 +304,7 @@ static void check_balance(void)
     assert_true(most[1] > 0 && most[0] <= sum / comm_size() + most[1]);
 }
 
-/* A group of all ranks, and groups of one: the same bits. */
+/* One group of all ranks, and groups of one rank, give the same bits. */
 static void compare_ranks(DType master, Format moment, int tokens)
 {
     enum { LAYERS = 5 };
@@ -339,13 +343,14 @@ TEST(test_ranks)
     compare_ranks(F32, (Format){ F32, 0, false }, 0);
     compare_ranks(F32, coded, 0);
     compare_ranks(F32, coded, 256);
-    /* rounded at random, by where an element is in the whole */
+    /* rounded at random, by the position of the element in the whole matrix */
     compare_ranks(BF16, coded, 0);
 }
 
 /* ---- momentum -------------------------------------------------------------------------------- */
 
-/* The relative error of the momentum after the steps: sqrt(sum (m - exact)^2 / sum exact^2). */
+/* Returns the relative error of the momentum after the steps: sqrt(sum (m - exact)^2 / sum
+ * exact^2). */
 static double momentum_error(Format format)
 {
     Run r;
@@ -371,9 +376,9 @@ static double momentum_error(Format format)
     return sqrt(sum[0] / sum[1]);
 }
 
-/* A step rounds with a relative error of up to 2^-8 in BF16 and 2^-4 in E4M3, as large as 1/sqrt(3)
- * of that in the mean, and keeps 0.95 of earlier errors: at most sqrt(8 steps) of it remain.
- * Expansion, by a power k >= 1, makes E4M3's error smaller. */
+/* A step rounds with a relative error of up to 2^-8 in BF16 and 2^-4 in E4M3; the root mean square
+ * is 1/sqrt(3) of this. A step keeps 0.95 of earlier errors, so at most sqrt(8 steps) of the error
+ * remain. Expansion, by a power k >= 1, makes the error of E4M3 smaller. */
 TEST(test_momentum)
 {
     const double f32 = momentum_error((Format){ F32, 0, false }),
@@ -386,8 +391,8 @@ TEST(test_momentum)
     assert_true(e4m3 > 0x1p-7 && e4m3 < 0x1p-4 / sqrt(3) * sqrt(8));
 }
 
-/* Matrices have a momentum and no other state, all else has m and v and no momentum: 4 or 8 bytes
- * an element in F32. */
+/* Matrices have a momentum and no other state; all other parameters have m and v and no momentum: 4
+ * or 8 bytes per element in F32. */
 TEST(test_memory)
 {
     Run r;

@@ -1,5 +1,5 @@
-/* NF4 against bitsandbytes (tests/golden/nf4, scripts/golden_nf4.py), bit for bit; and all shapes
- * and formats, with the same bits on both back ends. */
+/* Compares NF4 with bitsandbytes (tests/golden/nf4, scripts/golden_nf4.py), bit for bit. Also all
+ * shapes and formats, with the same bits on both back ends. */
 #include "kernels/nf4_map.h"
 #include "kernels/dynamic8.h"
 #include "model/checkpoint/nf4_source.h"
@@ -30,7 +30,7 @@ static SafeFile *open_golden(const char *file)
     return safetensors_open(path);
 }
 
-/* X.part; *t: its description. */
+/* Returns X.part; *t: its description. */
 static void *read_golden(const SafeFile *f, const char *x, const char *part, const SafeTensor **t)
 {
     char full[160];
@@ -47,7 +47,7 @@ static void *read_golden(const SafeFile *f, const char *x, const char *part, con
 
 /* ---- bitsandbytes ---------------------------------------------------------------------------- */
 
-/* Groups made from bitsandbytes' tensors. */
+/* Makes groups from bitsandbytes' tensors. */
 static Nf4Group *expected_groups(const SafeFile *f, const char *x, size_t numel, float offset)
 {
     const SafeTensor *t[3];
@@ -77,7 +77,7 @@ static void check_values(const char *what, Nf4 x, int cols, const void *expected
     check_same_bytes(what, tensor_snapshot(y), expected, tensor_bytes(y));
 }
 
-/* w must be quantized to `expected`; all groups have the same offset. */
+/* w must be quantized to `expected`. All groups have the same offset. */
 static Nf4 check_groups(const char *what, Tensor w, const Nf4Group *expected)
 {
     const size_t groups = nf4_groups((size_t)w.rows, (size_t)w.cols);
@@ -172,7 +172,7 @@ TEST(test_plain)
 
 /* ---- all shapes ------------------------------------------------------------------------------ */
 
-/* The matrix from its group `first` on. */
+/* Returns a view of the matrix from its group `first` on. */
 static Nf4 from_group(Nf4 x, size_t first)
 {
     x.group = x.plain ? NULL : x.group + first;
@@ -180,7 +180,7 @@ static Nf4 from_group(Nf4 x, size_t first)
     return x;
 }
 
-/* Parts of these rows from random tensors. */
+/* Makes ranges of these rows from random tensors. */
 static Nf4 make_plain(int num_tensors, const int *rows, int cols, uint64_t seed)
 {
     Nf4 x = { .num_tensors = num_tensors };
@@ -223,7 +223,7 @@ static Nf4 make_matrix(int num_parts, const int *rows, int cols, uint64_t seed)
     return x;
 }
 
-/* Codes and transposed codes are those of the F32 values, which are the parts one below the
+/* Codes and transposed codes are those of the F32 values; the ranges are placed one below the
  * other. */
 static void check_operand_of(const char *what, Nf4 x, Tensor f32)
 {
@@ -263,7 +263,7 @@ static void check_parts(Nf4 x, Tensor f32)
     }
 }
 
-/* For all groups at once and one by one. */
+/* All groups at once give the same as one group at a time. */
 static void check_amax(Nf4 x, Tensor f32)
 {
     Tensor amax = make_f32(1, 2);
@@ -320,8 +320,8 @@ TEST(test_shapes)
     }
 }
 
-/* Each is the mean of 700 blocks and a short one; no order of F32 additions gives the correct
- * sum. */
+/* Each tensor's mean is over 700 blocks and a short one; no order of F32 additions gives the
+ * correct sum. */
 TEST(test_offset)
 {
     enum { N = 700 * NF4_BLOCK + 10 };
@@ -348,7 +348,8 @@ TEST(test_offset)
 
 /* ---- folders that are refused ---------------------------------------------------------------- */
 
-/* A new file with the tensor of a file and one part replaced; data NULL: removed. */
+/* Copies a file with a tensor of bitsandbytes, in which one part is replaced; data NULL: the part
+ * is removed. */
 static SafeFile *open_changed(const char *file, const char *part, const void *data, size_t bytes)
 {
     static const char *const parts[] = { "",

@@ -1,10 +1,11 @@
 /* The list of operations is complete: each row of kernels/operation_list.h names all memory that
  * the operation reads and writes.
  *
- * While an operation of a training step runs, all device memory of the model that its row does not
- * name as read is NaN, and changes of memory that its row does not name as written are detected and
- * undone. So an access missing in a row is an error or changes results, which are compared with
- * those of a normal step. Then each access of a row is hidden in turn, which must be detected. */
+ * While an operation of a training step runs, the model's device memory is NaN, except for the
+ * memory that the operation's row names as read. A change of memory that the row does not name as
+ * written is detected and undone. So an access that is missing in a row is an error or changes the
+ * results, which are compared with those of a normal step. Then each access of each row is hidden
+ * in turn; the test must detect this. */
 #include "tests/test.h"
 #include "tests/kit.h"
 
@@ -25,15 +26,16 @@ static const char *const names[] = {
 enum { NUM_OPERATIONS = sizeof names / sizeof *names, MAX_ACCESSES = 32 };
 
 static struct {
-    char *memory; /* watched memory, and its size in 8 bytes */
+    char *memory; /* watched memory, and its size in units of 8 bytes */
     size_t words;
-    /* 0xff in each byte that the current operation reads, writes, spoils */
+    /* 0xff in each byte that the current operation reads, writes or spoils */
     uint64_t *reads, *writes, *spoils;
-    uint64_t *before, *left, *now; /* the memory before it, as given to it, and after it */
-    int operation, access;         /* the hidden access; -1: none */
+    /* the memory before the operation, as given to the operation, and after it */
+    uint64_t *before, *left, *now;
+    int operation, access; /* the hidden access; -1: none */
     char problem[160];
     bool is_seen[NUM_OPERATIONS];
-    unsigned used[NUM_OPERATIONS][MAX_ACCESSES]; /* how it is used in any call */
+    unsigned used[NUM_OPERATIONS][MAX_ACCESSES]; /* how each access is used, over all calls */
 } eye = { .operation = -1 };
 
 static int number_of(const char *name)
@@ -45,8 +47,8 @@ static int number_of(const char *name)
     return -1;
 }
 
-/* Whether a missing access has no effect: nothing is read or kept, or the same memory is named as
- * read by another access. */
+/* Whether a hidden access has no effect: nothing is read or kept, or another access names the same
+ * memory as read. */
 static bool is_immaterial(const Operation *o, int access)
 {
     const Access *a = &o->access[access];
@@ -57,7 +59,7 @@ static bool is_immaterial(const Operation *o, int access)
     return is_read;
 }
 
-/* Notes the accesses of the operation, without the hidden one. */
+/* Marks the accesses of the operation, without the hidden one. */
 static void note(const Operation *o, int number)
 {
     const size_t bytes = 8 * eye.words;
@@ -173,7 +175,7 @@ static void train(Model *m, ParamStore *store, const Config *c, uint64_t *hash)
     }
     const double norm = optimizer_grad_norm(store);
     add_host(hash, &norm, sizeof norm);
-    for (int step = 1; step <= 2; step++) /* in the first step moments are 0 for any scales */
+    for (int step = 1; step <= 2; step++) /* in the first step, moments are 0 with any scales */
         optimizer_step(store, c, step, 1e-2, fmin(1, 1 / norm));
     for (int u = 0; u < store->num_units; u++) {
         add_tensor(hash, store->shard[u].slice[TRAINED].stored);
@@ -196,7 +198,7 @@ static void generate(Model *m, ParamStore *store, const Config *c, uint64_t *has
     add_host(hash, logits, sizeof *logits * (size_t)c->model.vocab_size);
 }
 
-/* Returns a hash of all results; watched or not. */
+/* Returns a hash of all results. watched: whether the test watches the memory. */
 static uint64_t run(const Config *c, bool watched)
 {
     Model m;
@@ -256,7 +258,7 @@ TEST(test_training)
             const ModelConfig m = small(a);
             Config c;
             configure(&c, &m, recipes[r], (Keep)((a + r) % 3), a % 2 ? PER_STEP : PER_MICROBATCH);
-            /* of every recipe, so that x is not the stream */
+            /* the adapters of every recipe, so that x is not the stream */
             c.recipe.forward = a / 2 % 2 && a != OLMOE ? FROM_SAVED : c.recipe.forward;
             c.data.generate_doc_lengths = a == LLAMA || a == MISTRAL;
             c.optimizer.name = r == 2 && a % 2 ? "adamw8bit" : r == 3 && a % 2 ? "muon" : "adamw";
@@ -301,7 +303,7 @@ TEST(test_generating)
     }
 }
 
-/* A layer's Hessian, factor and codes, in two pieces. */
+/* A layer's Hessian, factor and codes, in two ranges. */
 static uint64_t call_gptq(bool watched)
 {
     enum { ROWS = 8, COLS = 16, PIECE = 8 };
@@ -347,7 +349,7 @@ static uint64_t call_gptq(bool watched)
     return hash;
 }
 
-/* Operations that no training step calls, but back ends and saving. */
+/* Operations that no training step calls, but that back ends and saving call. */
 static uint64_t call_others(bool watched)
 {
     enum { ROWS = 16, COLS = 32 };
@@ -390,7 +392,7 @@ static uint64_t call_others(bool watched)
     return hash;
 }
 
-/* On one rank collectives do nothing; test_cpu_order_ranks uses their rows. */
+/* On one rank, collectives do nothing; test_cpu_order_ranks tests their rows. */
 TEST(test_all_seen)
 {
     assert_true(call_others(true) == call_others(false));

@@ -1,5 +1,5 @@
-/* AdamW, initial values, plain format conversions, sums over all elements, and refusals of wrong
- * shapes. */
+/* AdamW, initial values, conversions between plain formats, sums over all elements, and errors for
+ * wrong shapes. */
 #include "tests/test.h"
 #include "tests/golden.h"
 
@@ -22,9 +22,9 @@ static const AdamCase adam_cases[] = {
 };
 // clang-format on
 
-/* Errors: m, a sum of two products, 3 u of their sizes, v 4 u (its terms are >= 0); then sqrt(v/c2)
- * relatively 4 u, the quotient 8 u more, and -lr (q + wd w) + w 3 u of its terms. Constants such as
- * 1 - b2 are in F32. */
+/* Errors: m, a sum of two products, has 3 u of their sizes, and v has 4 u (its terms are >= 0).
+ * sqrt(v/c2) has a relative error of 4 u, the quotient 8 u more, and -lr (q + wd w) + w has 3 u of
+ * its terms. Constants such as 1 - b2 are in F32. */
 static void adam_reference(double *w, double *m, double *v, double *bw, double *bm, double *bv,
                            double grad, AdamW a)
 {
@@ -61,7 +61,7 @@ static void adam_case(const AdamCase *k)
     TWICE(adamw(w, m, v, grad, a, 768), w, m, v);
     for (int i = 0; i < k->n; i++) {
         adam_reference(&W[i], &M[i], &V[i], &bw[i], &bm[i], &bv[i], G[i], a);
-        /* rounded either way: by less than an ulp, twice the unit roundoff */
+        /* rounded up or down, by less than an ulp, which is twice the unit roundoff */
         if (k->w.dtype == BF16)
             bw[i] += 0x1p-8 * fabs(W[i]);
     }
@@ -84,9 +84,9 @@ TEST(test_adamw)
         }
 }
 
-/* With zero gradients and lr * decay = 2^-10, w - 2^-10 w is exact in F32 (8 bits of w, shifted by
- * 10): only the random bits decide, so every bit is known. An element's number depends on `first`,
- * not on the sharding of a unit. */
+/* With zero gradients and lr decay = 2^-10, w - 2^-10 w is exact in F32 (8 bits of w, shifted by
+ * 10). So only the random bits decide, and every bit is known. The number of an element depends on
+ * `first`, not on the sharding of a unit. */
 TEST(test_stochastic_rounding)
 {
     enum { N = 8192, PART = 2048 };
@@ -130,7 +130,7 @@ TEST(test_stochastic_rounding)
     release();
 }
 
-/* x (n) in this format; 0 in that of a moment, which only adamw writes. */
+/* Returns x (n) in this format; 0 in the format of a moment, which only adamw writes. */
 static Tensor in_format(Format f, const float *x, int n)
 {
     Tensor t = make(F, 1, n), y = make(f, 1, n);
@@ -144,8 +144,7 @@ static Tensor in_format(Format f, const float *x, int n)
     return y;
 }
 
-/* Half of each row of a matrix, from the middle of a half on, gets the bits that it gets in the
- * whole matrix. */
+/* A range from the middle of each row's half gets the same bits as in the whole matrix. */
 static void parts_case(Format moment)
 {
     enum { ROWS = 3, WIDTH = 512, WIDE = 2 * WIDTH, START = 256, PART = ROWS * WIDTH - START };
@@ -169,7 +168,7 @@ static void parts_case(Format moment)
         all[k] = in_format(f, whole[k], ROWS * WIDE);
         own[k] = in_format(f, part[k], PART);
     }
-    /* the second one with moments that are not 0 in any format */
+    /* the second step has moments that are not 0 in any format */
     for (int step = 0; step < 2; step++) {
         a.numbering = (Numbering){ 0 };
         adamw(all[0], all[1], all[2], all[3], a, 768);
@@ -201,8 +200,8 @@ TEST(test_rounding_of_extremes)
 
 /* ---- initial values -------------------------------------------------------------------------- */
 
-/* Mean and variance of n truncated normal numbers lie within 5 standard errors; z^2's variance is
- * below 2. */
+/* The mean and the variance of n truncated normal numbers lie within 5 standard errors; the
+ * variance of z^2 is below 2. */
 TEST(test_init)
 {
     enum { ROWS = 64, COLS = 512, N = ROWS * COLS };
@@ -241,8 +240,8 @@ TEST(test_init)
 
 /* ---- formats, sums --------------------------------------------------------------------------- */
 
-/* Every BF16 value, its neighbours in F32 and the ties: to nearest even, against arithmetic in
- * double. */
+/* Every BF16 value, its neighbours in F32 and the ties are rounded to nearest even, as by
+ * arithmetic in double. */
 TEST(test_bf16)
 {
     enum { CODES = 0x7f80, OFFSETS = 5, N = 2 * CODES * OFFSETS };
@@ -320,9 +319,9 @@ TEST(test_sum_golden)
     release();
 }
 
-/* With shares 1, 1/2 and 1/3 the mean of three tensors of numbers below 1, over NaNs. Each of the
- * last two calls rounds a share, a difference and a product of numbers up to 2, and a sum: less
- * than 8 roundings of 2. */
+/* The shares 1, 1/2 and 1/3 give the mean of three tensors of numbers below 1, which overwrites
+ * NaNs. Each of the last two calls rounds a share, a difference and a product of numbers up to 2,
+ * and a sum: less than 8 roundings of 2. */
 TEST(test_mean)
 {
     static const int sizes[] = { 1, 7, 4099, 20000 };

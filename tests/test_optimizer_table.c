@@ -1,6 +1,6 @@
-/* The table of optimizers, and effects of a row that a program adds: the configuration and its
- * notes, the memory plan, which weights decay, statistics, and messages of other optimizers about
- * its checkpoints. */
+/* The table of optimizers, and the effects of a row that a program adds: the configuration and its
+ * notes, the memory plan, the weights that decay, statistics, and messages of other optimizers
+ * about its checkpoints. */
 #include <jansson.h>
 
 #include "model/plan_model.h"
@@ -59,7 +59,7 @@ TEST(test_choice)
     config_free(c);
 }
 
-/* Moments of two kinds are fine; a v that is too coarse for beta2 is not. */
+/* Moments in two formats are accepted. A v that is too coarse for beta2 causes a warning. */
 TEST(test_mixed_moments)
 {
     needs_fork();
@@ -77,7 +77,7 @@ TEST(test_mixed_moments)
     try_accepted("--recipe=f32", "--optimizer.betas=[0.9, 0.999]", "");
 }
 
-/* The reason for that warning: rounded to nearest, a v that should fall stays. */
+/* The reason for this warning: with rounding to nearest, a v that should decrease stays. */
 TEST(test_coarse)
 {
     static const float beta2[] = { 0.999f, 0.995f };
@@ -118,7 +118,8 @@ static void small_plan(Small *s, const char *optimizer, const char *recipe)
     plan_of(s, &m, optimizer, recipe);
 }
 
-/* Bytes of states per 256 weights of layers, and of other weights; units are multiples of 256. */
+/* Returns the bytes of states per 256 weights of layers, and of other weights. Units are multiples
+ * of 256. */
 TEST(test_plan)
 {
     const struct {
@@ -146,14 +147,14 @@ TEST(test_plan)
                 s.model.bytes.total - store_state_bytes(&s.store);
         model_free(&s.model, &s.store);
     }
-    /* only states differ, and their sizes are multiples of 256 */
+    /* only the states differ, and their sizes are multiples of 256 */
     assert_int_equal(total[0], total[1]);
 }
 
 /* ---- a step ---------------------------------------------------------------------------------- */
 
-/* Master weights in BF16 that weight decay moves from 1 by half a step down, rounded up or down:
- * which of them went up, in one run of the optimizer, for every parameter. */
+/* Weight decay moves BF16 master weights of 1 down by half a step, rounded up or down. Returns
+ * which weights went up in one run of the optimizer, for every parameter. */
 enum { MOST_PARAMS = 32, MOST_BITS = 16384 };
 typedef struct {
     int params;
@@ -203,7 +204,7 @@ static void check_half(size_t found, size_t n, const char *what, int a, int i, i
                  n, a, i, b, j);
 }
 
-/* Rounding goes up as often as down, independently for each parameter, step and seed. */
+/* Rounding goes up as often as down, and independently for each parameter, step and seed. */
 TEST(test_dither)
 {
     enum { RUNS = 3 };
@@ -229,9 +230,9 @@ TEST(test_dither)
         }
 }
 
-/* From a momentum of 0 Lion's first step is lr against the gradient's sign; matrices also decay,
- * and vectors and the embedding if asked. At a third of optimizer.lr the projector's lr is a third
- * of projector_lr. */
+/* From a momentum of 0, Lion's first step is lr against the sign of the gradient. Matrices also
+ * decay, and vectors and the embedding if the settings say so. At a third of optimizer.lr, the
+ * projector's lr is a third of projector_lr. */
 static void check_step(bool vectors, bool embedding)
 {
     Small s;
@@ -264,8 +265,8 @@ static void check_step(bool vectors, bool embedding)
                 const double expected = x - own * ((g > 0) - (g < 0) + (decays ? decay * x : 0));
                 if (fabs(w[k] - expected) > 4 * U24 * (fabs(x) + lr))
                     fail_msg("%s of unit %d: %.9g, expected %.9g", p->name, u, w[k], expected);
-                /* beta2 in F32 has an error of U24, the difference and two products U24 of
-                 * themselves */
+                /* beta2 in F32 has an error of U24; the difference and two products have relative
+                 * errors of U24 */
                 const double momentum = (1 - s.config.optimizer.beta2) * scale * g;
                 assert_true(fabs(m[k] - momentum) <=
                             fabs(momentum) * (4 * U24 + U24 / (1 - s.config.optimizer.beta2)));
@@ -285,7 +286,7 @@ TEST(test_step)
 
 /* ---- statistics ------------------------------------------------------------------------------ */
 
-/* The line of metrics.jsonl with statistics of the optimizer's second step. */
+/* Returns the line of metrics.jsonl with the statistics of the optimizer's second step. */
 static json_t *statistics(const char *optimizer)
 {
     Small s;
@@ -326,8 +327,8 @@ static double number(json_t *line, const char *name)
     return json_is_number(x) ? json_number_value(x) : NAN;
 }
 
-/* Adam's moments have a source in any format: its rounding error is below that of E4M3, but not 0.
- * States of another optimizer are described as stored. */
+/* Adam's moments are compared with their values before rounding, in any format: the error is below
+ * that of E4M3, but not 0. The states of another optimizer are described as stored. */
 TEST(test_statistics)
 {
     json_t *eight = statistics("adamw8bit"), *other = statistics("lion");
@@ -391,7 +392,7 @@ TEST(test_refusals)
                    "embed_tokens.weight.exp_avg_sq is not a state of optimizer momentum");
 }
 
-/* As documented in the header: a row that does not fit in the table is an error of the program. */
+/* As documented in the header, a row that does not fit in the table is an error of the program. */
 TEST(test_add)
 {
     needs_fork();

@@ -1,6 +1,6 @@
-/* A model with an outlier of SwiGLU in every block: gradients of FP8 recipes against those of F32,
- * with one scale for down's input and with factors of its columns; the same losses of tokens on 1,
- * 2 and 4 ranks, the same gradient norms with every strategy. */
+/* A model with a SwiGLU outlier in every block. Gradients of FP8 recipes are compared with those of
+ * F32, with a single scale for down's input and with factors of its columns. The losses of tokens
+ * are the same on 1, 2 and 4 ranks, and the gradient norms are the same with every strategy. */
 #include "tests/test.h"
 #include "tests/ranks_state.h"
 
@@ -8,7 +8,7 @@
 
 enum { BATCH = 4, LAYERS = 4, MICRO_BATCHES = 2, TOKENS = 4096 };
 
-/* With outliers of this size, 0: without. */
+/* Makes a model with outliers of this size; 0: without outliers. */
 static void open_run(Run *r, const char *recipe, DownScales down, float size, Strategy strategy,
                      HostUse activations)
 {
@@ -25,7 +25,7 @@ static void open_run(Run *r, const char *recipe, DownScales down, float size, St
         grow_outlier(&r->store, size);
 }
 
-/* All other columns have none. */
+/* Whether no other column has a factor. */
 static float outlier_factor(const Run *r, int layer)
 {
     const Tensor t = r->model.acts[layer].swiglu_operand;
@@ -38,7 +38,7 @@ static float outlier_factor(const Run *r, int layer)
 
 /* ---- gradients ------------------------------------------------------------------------------- */
 
-/* Those of a step of two micro-batches, of one parameter of the last block. */
+/* The gradients of a step of two micro-batches, for one parameter of the last block. */
 static double *gradient(Run *r, const char *name, size_t *n)
 {
     const int unit = unit_of_layer(&r->config.model, LAYERS - 1);
@@ -53,7 +53,7 @@ static double *gradient(Run *r, const char *name, size_t *n)
     return NULL;
 }
 
-/* Relative error of down's gradient in all columns but the outlier's. */
+/* Returns the relative error of down's gradient in all columns except the outlier's. */
 static double error_of(const char *recipe, DownScales down, float size, const double *exact)
 {
     Run r;
@@ -72,9 +72,9 @@ static double error_of(const char *recipe, DownScales down, float size, const do
     return sqrt(error2 / norm2);
 }
 
-/* An outlier that leaves the other columns no codes: with one scale their gradient is about 0, an
- * error of 1. With factors it has the rounding of all other operands, which the outliers of all
- * blocks make larger: less than 0.7. Without an outlier the bits are the same. */
+/* An outlier leaves the other columns no codes. With one scale, their gradient is about 0, an error
+ * of 1. With factors, it has the rounding of all other operands, which the outliers of all blocks
+ * enlarge: less than 0.7. Without an outlier, the bits are the same. */
 TEST(test_gradients)
 {
     static const char *const recipes[] = { "fp8", "coat", "coat-lean" };
@@ -104,7 +104,7 @@ TEST(test_gradients)
 
 /* ---- ranks ----------------------------------------------------------------------------------- */
 
-/* Losses of the tokens of this rank's sequences. */
+/* Returns the losses of the tokens in this rank's sequences. */
 static void token_losses(float *losses, DownScales down, Strategy strategy)
 {
     static int tokens[TOKENS], targets[TOKENS];
@@ -134,9 +134,10 @@ TEST(test_ranks)
     assert_true(memcmp(other, alone, sizeof alone) != 0);
 }
 
-/* The norm of a step's gradients and, after the update, of the next step's: with weights that are
- * gathered once or often, and with activations that leave the device, the bits are the same.
- * Without sharding F32 sums over ranks have another order: each of up to 64 terms errs by 2^-24. */
+/* Returns the norm of a step's gradients and, after the update, of the next step's gradients. The
+ * bits are the same whether weights are gathered once or often, and with offloaded activations.
+ * Without sharding, F32 sums over ranks have another order: each of up to 64 terms has an error of
+ * 2^-24. */
 static void norms(double *norm, Strategy strategy, HostUse activations)
 {
     Run r;

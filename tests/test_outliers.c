@@ -1,16 +1,16 @@
 /* Outliers of SwiGLU [arXiv 2409.12517]: one channel, whose gate and up are aligned and grow, in
  * the FP8 input of `down`.
  *
- * The codes of E4M3 have all their digits from 2^-6 to 448. Below they are 2^-9 apart, an error of
- * S 2^-9 / sqrt(12) for a scale S. It is 1 % of the root mean square r of a channel if r = 0.056 S,
- * that is, if max|act| = 448 S is 7,945 r. */
+ * From 2^-6 to 448, the codes of E4M3 have all mantissa bits. Below 2^-6 they are 2^-9 apart: an
+ * error of S 2^-9 / sqrt(12) for a scale S. It is 1 % of the root mean square r of a channel if r =
+ * 0.056 S, that is, if max|act| = 448 S is 7,945 r. */
 #include "tests/test.h"
 #include "tests/fp8.h"
 
 enum { N = 272, C = 64, F = 144, REACH = 7945, SIZES = 7 };
 static const Format H = { BF16, 0 }, E4 = { E4M3, 0 }, E5 = { E5M2, 0 };
 
-/* act in double, of BF16 gate and up; and what the GEMMs multiply it with. */
+/* act in double, from BF16 gate and up; and the factors by which the GEMMs multiply it. */
 static struct {
     Tensor wide, w, dy;
     double *act, *weight, *gradient;
@@ -43,8 +43,8 @@ static void compute_act(void)
     }
 }
 
-/* Channel 0 has gate = up = size z, where z is normal: act is size^2 z^2 for z > 0, and about 0
- * below. */
+/* In channel 0, gate = up = size z with a normal z. So act is size^2 z^2 for z > 0, and about 0 for
+ * z < 0. */
 static void make_layer(float size)
 {
     float *x = normal((size_t)N * 2 * F, 1);
@@ -84,15 +84,15 @@ static Tensor folded(const float *channel)
 /* ---- what a remedy loses --------------------------------------------------------------------- */
 
 /* act as the GEMMs of forward and of the weight's gradient read it, and w as forward reads it; and
- * as they would without limits of the exponent. */
+ * the same values without limits of the exponent. */
 typedef struct {
     double *act, *act_dw;
     const double *w;
 } Read;
 
-/* Relative errors, in addition to the rounding of digits that all tensors in E4M3 have: of the
- * layer's output in tokens where the outlier is silent; of the other channels' part of it in all
- * tokens; of the other channels' weight gradient. */
+/* Relative errors, in addition to the rounding of the mantissa that all E4M3 tensors have: of the
+ * layer's output in tokens without an outlier; of the other channels' part of the output in all
+ * tokens; and of the other channels' weight gradient. */
 typedef struct {
     double silent, others, dw;
 } Lost;
@@ -132,7 +132,8 @@ static Lost lost(Read limited, Read digits)
     return (Lost){ ratio(e[0], norm[0]), ratio(e[1], norm[1]), ratio(e[2], norm[2]) };
 }
 
-/* With the digits of E4M3, but any exponent if `unlimited`: then nothing is lost but digits. */
+/* Rounds x to the mantissa of E4M3. unlimited: with any exponent, so that only mantissa bits are
+ * lost. */
 static double rounded(double x, double scale, bool unlimited)
 {
     int e;
@@ -175,8 +176,8 @@ static double *copy_of_act(void)
     return x;
 }
 
-/* The scale of a token in forward, of a channel for the weight's gradient, as GEMMs with a scale
- * per row and column take them. */
+/* One scale per token in forward, and one per channel for the weight's gradient, as in GEMMs with a
+ * scale per row and column. */
 static Lost lost_by_token(void)
 {
     Read read[2];
@@ -198,7 +199,8 @@ static double root_mean_square(const double *x, int n, int step)
     return sqrt(sum / n);
 }
 
-/* Clamped. The outlier is lost instead: its error relative to its own size. */
+/* Values are clamped, so the outlier is lost instead. Returns the outlier's error relative to its
+ * size. */
 static Lost lost_by_clamp(double limit, double *outlier)
 {
     Read read[2];
@@ -216,7 +218,8 @@ static Lost lost_by_clamp(double limit, double *outlier)
     return lost(read[0], read[1]);
 }
 
-/* The maximum of all, in units of the root mean square of the others, whose channels are alike. */
+/* Returns the maximum of all channels, divided by the root mean square of the other channels, which
+ * are alike. */
 static double reach(void)
 {
     double most = 0, others2 = 0;
@@ -227,19 +230,19 @@ static double reach(void)
     return most / sqrt(others2 / (N * (F - 1)));
 }
 
-/* What codes without digits lose where a tensor has this reach; with the rounding of digits that
- * they do not have, which is at most half of it. */
+/* Returns the error of subnormal codes in a tensor with this reach, together with the rounding of
+ * the mantissa bits that these codes lack, which is at most half of the error. */
 static double explained(double reach)
 {
     return 0.01 * hypot(1, 0.5) * reach / REACH;
 }
 
-/* One scale loses what codes without digits explain, and no less than half of it as long as most
- * codes have none: values of a product of normals are often small. Factors leave channels up to 2^7
- * times the median one's maximum, which is less than 14 of its root mean squares here; the weight,
- * of up to 4, loses as a tensor with its ratio of factors. Scales of tokens lose nothing in silent
- * tokens and, with scales of channels for the gradient, nothing there. A clamp loses the
- * outlier. */
+/* With one scale, the error is at most the error of subnormal codes. It is at least half of it as
+ * long as most codes are subnormal, because products of normal numbers are often small. Factors
+ * leave channels of up to 2^7 times the median channel's maximum, which is less than 14 of its root
+ * mean squares here. The weight, with values up to 4, loses as much as a tensor with its ratio of
+ * factors. With scales of tokens, nothing is lost in tokens without an outlier and, with scales of
+ * channels for the gradient, in the gradient. A clamp loses the outlier. */
 TEST(test_remedies)
 {
     static const float sizes[SIZES] = { 1, 16, 32, 48, 64, 128, 256 };
@@ -276,8 +279,8 @@ TEST(test_remedies)
 
 static bool scales_reused;
 
-/* Two outliers of different sizes, three channels of zeros, and others of sizes that differ: the
- * median is one of half of them. */
+/* Two outliers of different sizes, three channels of zeros, and others of different sizes: half of
+ * the other channels have the median size. */
 static void make_outliers(float first, float second)
 {
     make_layer(first);
@@ -292,7 +295,8 @@ static void make_outliers(float first, float second)
     compute_act();
 }
 
-/* From maxima in double; none is near a power of two, where rounding could decide. */
+/* Computes the factors from maxima in double. No maximum is near a power of two, where rounding
+ * could decide. */
 static double *expected_factors(void)
 {
     double *factor = keep(sizeof(double) * F);
@@ -339,7 +343,8 @@ static void expect_factors(Tensor act, const double *factor)
             fail_msg("channel %d: factor %g, expected %g", f, found[f], factor[f]);
 }
 
-/* Measured, then kept although the second outlier has vanished and all else has grown. */
+/* The factors are measured, then kept, although the second outlier has vanished and all other
+ * values have grown. */
 static void factors_case(bool exact, bool transposed)
 {
     make_outliers(64, 24);
@@ -373,8 +378,8 @@ TEST(test_factors)
         factors_case(i % 2, i / 2);
 }
 
-/* Two columns of 1.5, two of 1.5 2^8, all others 0: half of the four do not exceed the exponent
- * 0. */
+/* Two columns of 1.5, two of 1.5 2^8, all others 0: half of the four columns do not exceed the
+ * exponent 0. */
 TEST(test_median)
 {
     enum { SIZE = 16 };
@@ -407,7 +412,7 @@ TEST(test_no_outlier)
     release();
 }
 
-/* Codes of the weight, and the products of both GEMMs that read act, against double. */
+/* Compares the codes of the weight, and the products of both GEMMs that read act, with double. */
 TEST(test_products)
 {
     make_outliers(128, 24);
@@ -426,7 +431,7 @@ TEST(test_products)
     release();
 }
 
-/* dw += dy^T act in the values of act: what is in dw stays. */
+/* dw += dy^T act, with the values of act. The old contents of dw stay. */
 TEST(test_gradient)
 {
     static const Format formats[] = { { F32, 0 }, { BF16, 0 } };
@@ -452,7 +457,7 @@ TEST(test_gradient)
     }
 }
 
-/* Backward makes act again with the same factors; what has none there is the same. */
+/* Backward recomputes act with the same factors. Columns without factors are the same. */
 TEST(test_again)
 {
     make_outliers(128, 24);
@@ -468,7 +473,7 @@ TEST(test_again)
     release();
 }
 
-/* One operation or two: with any factors, the same bits. */
+/* One fused operation or two operations give the same bits, with any factors. */
 TEST(test_fused)
 {
     enum { TOKENS = 144, WIDTH = 256, MODEL = 4096 };

@@ -1,5 +1,5 @@
-/* The model with packed documents: the loss and gradients of each separate document, and no
- * influence between documents. */
+/* The model with packed documents: the loss and the gradients equal those of separate documents,
+ * and documents do not influence each other. */
 #include "tests/test.h"
 #include "tests/kit.h"
 
@@ -10,8 +10,8 @@
 #include "kernels/runtime/error.h"
 #include "tests/models.h"
 
-/* Files of documents of these lengths, each ending with an eos, packed into two sequences, one of
- * them with padding. */
+/* Files of documents with these lengths, each with an eos at its end, packed into two sequences.
+ * One of the sequences has padding. */
 enum { T = 16, B = 2, DOCUMENTS = 7, EOS = 0 };
 static const int length[DOCUMENTS] = { 5, 9, 1, 4, 2, 3, 5 };
 
@@ -119,7 +119,7 @@ static Result padded(SmallModel a, const Batch *b)
     return result_of(&s);
 }
 
-/* By the largest element of the gradient. */
+/* relative to the largest element of the gradient */
 static double distance(const Result *a, const Result *b)
 {
     double worst = 0, largest = 0;
@@ -130,10 +130,10 @@ static double distance(const Result *a, const Result *b)
     return worst / largest;
 }
 
-/* Positions, and so rounded rotations, differ, and so does the order of sums. An operation adds at
- * most a roundoff for each of up to 128 terms of a sum; a weight's gradient depends on some 20
+/* Positions differ, and so do the rounded rotations and the order of sums. An operation adds at
+ * most a roundoff for each of up to 128 terms of a sum. A weight's gradient depends on some 20
  * operations with sums: forward and backward of each block, and the head. With attention across
- * documents the test would fail by a factor of 100. */
+ * documents, the test would fail by a factor of 100. */
 static const double bound = 20 * 128 * U24;
 
 TEST(test_as_padded)
@@ -151,7 +151,7 @@ TEST(test_as_padded)
     loader_close(l);
 }
 
-/* The losses of all tokens, and the gradients if only one document has targets. */
+/* Computes the losses of all tokens, and the gradients if only one document has targets. */
 static void step_of_one(float *losses, Result *r, SmallModel a, const Batch *b, const int *tokens,
                         int first, int end)
 {
@@ -167,8 +167,8 @@ static void step_of_one(float *losses, Result *r, SmallModel a, const Batch *b, 
     *r = result_of(&s);
 }
 
-/* Changes one token of a document: the losses of the others, and the gradients of another one, keep
- * every bit. */
+/* Changes one token of a document. All bits stay the same in the losses of the other documents, and
+ * in the gradients of another document. */
 static void check_apart(SmallModel a, const Batch *b, int changed)
 {
     int first = changed, end = changed + 1, other = changed < T ? T : 0, other_end = other + 1,
@@ -196,8 +196,8 @@ static void check_apart(SmallModel a, const Batch *b, int changed)
     free(r.gradient), free(same.gradient);
 }
 
-/* Not with experts: the number of rows of an expert's GEMM depends on other documents, and its bits
- * on the number of rows. */
+/* Not with experts: the number of rows in an expert's GEMM depends on other documents, and the bits
+ * depend on the number of rows. */
 TEST(test_apart)
 {
     Batch b;

@@ -1,6 +1,6 @@
 /* data/packing and the packing loader: every label once per epoch, whole documents, resume, valid
- * and invalid metadata, label masks without a label. The model with packed documents:
- * test_packed_model.c. */
+ * and invalid metadata, label masks without a label. test_packed_model.c tests the model with
+ * packed documents. */
 #include "tests/test.h"
 #include "tests/kit.h"
 
@@ -20,7 +20,8 @@ enum { T = 16, FILES = 3, TOKENS = 700, VOCAB = 1 << 20, MOST = FILES * TOKENS, 
 
 static char folder[64], *paths[FILES], *masks[FILES];
 
-/* The length of document i of file f: random(f, i), 1 to 39 tokens; the last has the rest. */
+/* Returns the length of document i of file f: random(f, i), 1 to 39 tokens. The last document has
+ * the remaining tokens. */
 static int document_length(int f, int i)
 {
     return 1 + (int)(random_bits(70 + (uint64_t)f, (uint64_t)i) % 39);
@@ -116,8 +117,8 @@ static DataSpec packed_spec(bool split)
 
 /* ---- best fit -------------------------------------------------------------------------------- */
 
-/* The definition: every item in turn searches all bins. Returns the number of bins; room[]: their
- * fill. */
+/* The definition: for every item in turn, searches all bins. Returns the number of bins; room[]:
+ * the free space of each bin. */
 static int best_fit_by_definition(int *room, const uint32_t *sorted, int n, int capacity)
 {
     int bins = 0;
@@ -175,8 +176,9 @@ TEST(test_best_fit)
         }
 }
 
-/* Sequences are divided into random parts, so their number suffices; best fit decreasing needs at
- * most 11/9 of it, plus 4 (D. S. Johnson and others, SIAM J. Comput. 3, 1974). */
+/* Items are random parts of sequences, so the number of sequences suffices as bins. Best fit
+ * decreasing needs at most 11/9 of this number, plus 4 (D. S. Johnson and others, SIAM J. Comput.
+ * 3, 1974). */
 TEST(test_best_fit_bound)
 {
     enum { FULL = 2000, CAPACITY = 4096 };
@@ -195,7 +197,7 @@ TEST(test_best_fit_bound)
 
 /* ---- epochs ---------------------------------------------------------------------------------- */
 
-/* How often each token of all files must be a target in an epoch: 1, or 0. */
+/* How often each token of all files must be a target in an epoch: once or never. */
 static long expected_labels(int *expected, bool split)
 {
     long labels = 0;
@@ -211,8 +213,8 @@ static long expected_labels(int *expected, bool split)
     return labels;
 }
 
-/* Checks a row: a target is the next token of the same document, tokens of a document are
- * consecutive, padding is a document. */
+/* Checks a row: a target is the next token of the same document, the tokens of a document are
+ * consecutive, and padding counts as a document. */
 static void check_row(const int *tokens, const int *targets, const uint8_t *begins)
 {
     assert_int_equal(begins[0], 1);
@@ -225,8 +227,8 @@ static void check_row(const int *tokens, const int *targets, const uint8_t *begi
     }
 }
 
-/* Two epochs in steps of G on W ranks from a state on: all rows in order, collected from the ranks.
- * Returns the steps. */
+/* Reads two epochs in steps of G on W ranks, starting from a state. Collects all rows in order from
+ * the ranks. Returns the number of steps. */
 typedef struct {
     int tokens[ROWS * T], targets[ROWS * T];
     uint8_t begins[ROWS * T];
@@ -292,7 +294,7 @@ TEST(test_every_label_once)
     check_epochs(true);
 }
 
-/* At every step of two epochs, on another number of ranks. */
+/* Resumes at every step of two epochs, on another number of ranks. */
 TEST(test_resume)
 {
     static Rows whole, part;
@@ -312,7 +314,7 @@ TEST(test_resume)
     loader_close(l);
 }
 
-/* A validation set: once, the last step short. */
+/* A validation set is read once; the last step is short. */
 TEST(test_unshuffled)
 {
     static int expected[MOST];
@@ -343,12 +345,13 @@ static void count_beats(const char *doing)
     scans += doing && strncmp(doing, "looking for documents in ", 25) == 0;
 }
 
-/* More documents than in a window: each once. Sequences are full except for the last of a window,
- * whose number is the seed of their order. A corpus would take minutes. */
+/* More documents than a window holds: each occurs once. Sequences are full except for the last one
+ * of a window; the number of a window is the seed of its order. A real corpus would take
+ * minutes. */
 TEST(test_windows)
 {
     windows = scans = 0;
-    /* SEQUENCES: of a window */
+    /* SEQUENCES: sequences of a window */
     enum { DOCUMENTS = 150000, EACH = 4, SEQUENCES = (1 << 16) / EACH };
     char *all[] = { name_of("many%d.npy", 0) };
     uint16_t *ids = xcalloc(DOCUMENTS * EACH, sizeof *ids);
@@ -393,8 +396,8 @@ TEST(test_windows)
 
 /* ---- boundaries ------------------------------------------------------------------------------ */
 
-/* A document ends as in its metadata, even with an eos inside; metadata of documents that end with
- * an eos give the same result. */
+/* A document ends as its metadata say, even with an eos inside. Metadata of documents that end with
+ * an eos give the same result as eos. */
 TEST(test_eos_and_metadata)
 {
     enum { EOS = 7, N = 24 };
@@ -432,7 +435,7 @@ TEST(test_eos_and_metadata)
         if (!best_fit) {
             static const uint8_t expected[N] = { 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 1, 1 };
             check_same_bytes("begins", b[2].begins, expected, N);
-            assert_int_equal(b[2].targets[9], EOS); /* as OLMo: also across documents */
+            assert_int_equal(b[2].targets[9], EOS); /* as in OLMo: also across documents */
         }
         for (int i = 0; i < 3; i++)
             loader_close(l[i]);
@@ -478,7 +481,7 @@ TEST(test_wrong_metadata)
                       .pad_token_id = -1,
                       .best_fit = true,
                       .metadata = true };
-    DIES("wrong0.csv.gz for ", open_data(&spec)); /* it does not exist yet */
+    DIES("wrong0.csv.gz for ", open_data(&spec)); /* the file does not exist yet */
     DIES("--data.document_boundaries=eos", open_data(&spec));
     spec.key = "evaluator 'v'";
     DIES("evaluator 'v': document_boundaries metadata needs ", open_data(&spec));
@@ -489,12 +492,12 @@ TEST(test_wrong_metadata)
         DIES(cases[i].place, open_data(&spec));
         DIES(cases[i].found, open_data(&spec));
     }
-    gzFile file_of_rows = gzopen(rows, "wb"); /* a NUL hides no row */
+    gzFile file_of_rows = gzopen(rows, "wb"); /* a NUL must not hide a row */
     assert_int_equal(gzwrite(file_of_rows, "0,3\0\n3,6\n", 9), 9);
     assert_int_equal(gzclose(file_of_rows), Z_OK);
     DIES(":1: found '0,3?'", open_data(&spec));
     spec.split = true;
-    write_rows(rows, "0,21\n"); /* two pieces, which overlap by a token */
+    write_rows(rows, "0,21\n"); /* two pieces that overlap by a token */
     DIES("3 of 24 tokens are in no document", (open_data(&spec), _exit(1)));
     spec.split = false;
     char text[20000] = "";
@@ -515,7 +518,7 @@ TEST(test_wrong_metadata)
 
 /* ---- label masks ----------------------------------------------------------------------------- */
 
-/* As from a wrong chat template. */
+/* As with a wrong chat template. */
 TEST(test_masks_without_labels)
 {
     static const uint8_t zeros[TOKENS], first[TOKENS] = { 1 };

@@ -1,5 +1,6 @@
-/* The parameters of a block define how they may be divided: pieces by `split` and `part` compute
- * the result of the whole, concatenated or in sum. In doubles, with layers reimplemented here. */
+/* The parameters of a block define how they may be cut. Pieces made by `split` and `part` compute
+ * the result of the whole parameter: the pieces' results are concatenated or added. In double
+ * precision, with layers that this file implements again. */
 #include <math.h>
 
 #include "tests/test.h"
@@ -25,8 +26,8 @@ static const Param *find_param(const UnitLayout *s, const char *name)
     return NULL;
 }
 
-/* Piece `piece` of `pieces`: rows are the same fraction of each part, since each part is a separate
- * output of a layer. */
+/* Returns piece `piece` of `pieces`. Each part gives the same fraction of its rows, because each
+ * part is a separate output of a layer. */
 static Matrix cut(const UnitLayout *s, const char *name, int piece, int pieces)
 {
     const Param *p = find_param(s, name);
@@ -56,7 +57,7 @@ static void multiply(double *y, const double *x, Matrix m)
     }
 }
 
-/* y = x w^T + (x A^T) B^T, where B's part i reads the i-th RANK outputs of A. */
+/* y = x w^T + (x A^T) B^T; part i of B reads the i-th RANK outputs of A */
 static int linear(double *y, const double *x, const UnitLayout *s, const char *name, int piece,
                   int pieces)
 {
@@ -74,8 +75,8 @@ static int linear(double *y, const double *x, const UnitLayout *s, const char *n
     return w.rows;
 }
 
-/* One piece's contribution to the output of two layers; the `parts` outputs of the first are
- * multiplied element by element. */
+/* Returns the contribution of one piece to the output of two layers. The `parts` outputs of the
+ * first layer are multiplied element by element. */
 static void two_layers(double *sum, const double *x, const UnitLayout *s, const char *first,
                        const char *second, int parts, int piece, int pieces)
 {
@@ -91,7 +92,7 @@ static void two_layers(double *sum, const double *x, const UnitLayout *s, const 
         sum[i] += out[i];
 }
 
-/* With magnitudes below 1 a layer of n inputs and its adapter give less than n (1 + RANK), and a
+/* With magnitudes below 1, a layer of n inputs and its adapter give less than n (1 + RANK). A
  * product of k sums of up to n numbers has an error of k n roundings of the product of their
  * magnitudes. */
 TEST(test_split)

@@ -45,14 +45,14 @@ typedef struct {
     SafeFile *golden;
     int tokens[N], targets[N];
     float labels;
-    /* of images, in the order of their tokens; NULL: a model of text only */
+    /* the images in the order of their tokens; NULL: a text model */
     float *features;
     const void *rows[N];
-    const char *name; /* its folder, in tests/golden */
+    const char *name; /* name of the folder in tests/golden */
     char *optimizer;  /* NULL: adamw */
 } Setup;
 
-/* A tensor of the golden file, malloc'ed. */
+/* Returns a tensor of the golden file, malloc'ed. */
 static void *recorded(const Setup *s, const char *name, const char *dtype, size_t count)
 {
     const SafeTensor *t = safetensors_find(s->golden, name);
@@ -183,7 +183,7 @@ static void check_forward(Setup *s)
     free(expected_loss), free(expected), free(all), free(found);
 }
 
-/* The losses of the router that the step reports. */
+/* The losses of the router, as the step reports them. */
 static double reported_router_loss(const Setup *s)
 {
     const Tensor sums = s->model.text.router.sums;
@@ -207,7 +207,7 @@ static double mean_loss_and_gradients(Setup *s)
     return take_losses(&s->model).loss / s->labels + router;
 }
 
-/* The name in an adapter's file, if the tensor is in one. */
+/* Returns the tensor's name in an adapter's file, if the file has it. */
 static const char *stored_name(const HfTensor *t)
 {
     static char name[HF_NAME];
@@ -217,7 +217,7 @@ static const char *stored_name(const HfTensor *t)
     return name;
 }
 
-/* Every gradient by its Hugging Face name, without any left over. */
+/* Compares every gradient by its Hugging Face name; no gradient may be left over. */
 static void check_gradients(Setup *s)
 {
     int checked = 0, there = 0;
@@ -271,7 +271,7 @@ static void check_training(Setup *s, const char *losses)
     free(adamw);
 }
 
-/* The error of a trained tensor relative to its change: root mean squares. */
+/* Returns the error of a trained tensor relative to its change, as root mean squares. */
 static double change_error(const Setup *s, const SafeFile *start, int unit, const HfTensor *t)
 {
     char name[128];
@@ -316,8 +316,8 @@ static void check_adapters(const Setup *s)
     safetensors_close(start);
 }
 
-/* --export of base and adapters against merge_and_unload: first and last row of each matrix. An
- * element is a sum of up to 9 terms: 10 u of the largest. */
+/* Compares --export of base and adapters with merge_and_unload: first and last row of each matrix.
+ * An element is a sum of up to 9 terms, with an error of 10 u of the largest. */
 static void check_merged(const Setup *s)
 {
     char root[] = "/tmp/test_parity_XXXXXX", source[300], target[64], path[128], command[96];
@@ -369,13 +369,13 @@ typedef struct {
     int unit;
     HfTensor tensor;
     bool embedding;
-    /* of a row; of all elements in the golden file: a vector's, or those of two rows */
+    /* elements of a row; number of elements in the golden file: a vector, or two rows */
     size_t cols, count;
     float *start;
 } Rows;
 enum { MOST_ROWS = 64 };
 
-/* The elements of a tensor that the golden file has. */
+/* Copies the elements of a tensor that the golden file has. */
 static float *fetch_rows(const Setup *s, const Rows *r)
 {
     const float *stored = (const float *)s->store.shard[r->unit].slice[TRAINED].stored.data +
@@ -424,18 +424,19 @@ static void add_errors(const Setup *s, const Rows *r, double *off, double *chang
     free(expected), free(found);
 }
 
-/* Muon for the matrices of blocks and AdamW for all else, against torch.optim.Muon in transformers'
- * model. The gradient of 30 tokens has a rank of 30 or less. Newton-Schulz enlarges the other
- * singular values of u, which are rounding errors of sums in another order, up to 3.44^5 times. So
- * matrices are off by up to 0.024 of their change, all else by 0.0019 (measured). In every model it
- * is 0.061 and 0.0062 or more without Nesterov's momentum, with one of 0.9, four iterations, the
- * other scale, no decay, or by head. */
+/* Compares Muon for the matrices of blocks, and AdamW for all other weights, with torch.optim.Muon
+ * in transformers' model. The gradient of 30 tokens has a rank of at most 30. The other singular
+ * values of u are rounding errors of sums in another order. Newton-Schulz enlarges them up to
+ * 3.44^5 times. So matrices differ by up to 0.024 of their change, and all other weights by 0.0019
+ * (measured). In every model the differences are at least 0.061 and 0.0062 without Nesterov's
+ * momentum, with a momentum of 0.9, with four iterations, with the other scale, without decay, or
+ * with per-head updates. */
 static void test_muon(void **state)
 {
     Setup s = { .optimizer = "muon" };
     Rows rows[MOST_ROWS];
     char path[300];
-    double off[2] = { 0 }, change[2] = { 0 }; /* of all else; of matrices */
+    double off[2] = { 0 }, change[2] = { 0 }; /* of all other weights; of matrices */
     open_part(&s, *state, NULL);
     float *adamw = recorded(&s, "adamw", "F32", 5);
     const int count = list_rows(&s, rows);

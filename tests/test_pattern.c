@@ -1,5 +1,5 @@
-/* data/pattern: matches of patterns, against Python's sorted(glob.glob(pattern, recursive=True)) in
- * the same folder; with ** only files. */
+/* data/pattern: compares the matches of patterns with Python's sorted(glob.glob(pattern,
+ * recursive=True)) in the same folder; with **, only files match. */
 #include "data/pattern.h"
 #include "tests/test.h"
 
@@ -32,7 +32,7 @@ static int leave_folder(void **state)
     return chdir("/") == 0 && system(command) == 0 ? 0 : -1;
 }
 
-/* Their names, each followed by a blank. */
+/* Returns the names of the files, each followed by a blank. */
 static const char *matched(const char *pattern, int expected_error)
 {
     static char text[4096];
@@ -82,7 +82,7 @@ TEST(test_as_python)
     assert_string_equal(matched(whole, 0), first);
 }
 
-/* A link to a parent folder: its files are found once. */
+/* A link to a parent folder: the files behind it are found once. */
 TEST(test_circle)
 {
     char before[4096];

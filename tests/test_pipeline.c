@@ -1,5 +1,5 @@
-/* The table of a pipeline, exhaustively for small numbers: every pass is there once, in an order
- * that cannot wait for ever, and with the memory and the bubble that the literature states. */
+/* The table of pipeline passes, exhaustively for small numbers: every pass occurs once, in an order
+ * without deadlock, with the memory and the bubble that the literature states. */
 #include <math.h>
 #include <stdio.h>
 
@@ -40,9 +40,9 @@ static const char *name_of(const Pipeline *p)
 
 /* ---- one stage ------------------------------------------------------------------------------- */
 
-/* Each chunk has all micro-batches in order, forward before back; no more are in flight than
- * pipeline_in_flight says, at some time as many. Returns the largest number in flight in all
- * chunks. */
+/* Each chunk has all micro-batches in order, forward before backward. At most as many are in flight
+ * as pipeline_in_flight says, and at some time exactly as many. Returns the largest number in
+ * flight in all chunks. */
 static int check_stage(const Pipeline *p, const Table *t)
 {
     int forward[MAX_CHUNKS] = { 0 }, back[MAX_CHUNKS] = { 0 }, most[MAX_CHUNKS] = { 0 }, all = 0,
@@ -58,7 +58,7 @@ static int check_stage(const Pipeline *p, const Table *t)
         most[r->chunk] = now > most[r->chunk] ? now : most[r->chunk];
         all += r->backward ? -1 : 1;
         most_of_all = all > most_of_all ? all : most_of_all;
-        /* the head's gradient is where the next pass would write */
+        /* the next pass would overwrite the head's gradient */
         if (pipeline_is_last(p, r->chunk) && !r->backward)
             assert_true(t->row[i + 1].backward && t->row[i + 1].chunk == r->chunk &&
                         t->row[i + 1].micro == r->micro);
@@ -82,7 +82,7 @@ static void check_tables(Pipeline p)
     for (p.stage = 0; p.stage < p.stages; p.stage++) {
         t.count = pipeline_rows(t.row, &p);
         assert_int_equal(t.count, 2 * p.chunks * p.micro_batches);
-        /* stages after this one [Narayanan et al. 2021, sec. 2.2; for chunks Korthikanti et al.
+        /* the stages after this one [Narayanan et al. 2021, sec. 2.2; for chunks Korthikanti et al.
          * 2022, arXiv 2205.05198, sec. 4.2: p v + p - 1 on the first stage] */
         const int later = p.stages - 1 - p.stage, most = check_stage(&p, &t);
         if (p.schedule == PIPELINE_1F1B)
@@ -90,7 +90,7 @@ static void check_tables(Pipeline p)
         else if (p.schedule == PIPELINE_INTERLEAVED && p.micro_batches % p.stages == 0)
             assert_int_equal(
                 most, least(p.stages * (p.chunks - 1) + 2 * later + 1, p.chunks * p.micro_batches));
-        else /* a micro-batch is once in each chunk */
+        else /* a micro-batch is in each chunk once */
             assert_int_equal(most, p.chunks);
     }
 }
@@ -102,12 +102,13 @@ TEST(test_tables)
 
 /* ---- all stages ------------------------------------------------------------------------------ */
 
-/* The stages as they run. A message is on its way from when it is handed to its stage's send queue.
- * That sends one after the other, each when its receiver waits for it, as NCCL without buffers
- * does; a stage has memory for one message of a direction, and waits with the next until that has
- * left. Passes take a unit of time for each chunk. */
+/* Simulates the running stages. A message is in transit from the moment when its stage hands it to
+ * the send queue. The send queue sends messages one after the other, each when the receiver waits
+ * for it, as NCCL does without buffers. A stage has memory for one message per direction; it waits
+ * with the next message until the previous one has left. A pass of a chunk takes one unit of
+ * time. */
 typedef enum { FORWARD, BACK } Flow;
-/* chunk: number of the sender's among all chunks */
+/* chunk: number of the sender's chunk among all chunks */
 typedef struct {
     Flow flow;
     int micro, chunk;
@@ -126,7 +127,7 @@ static int number_of(const Pipeline *p, int stage, int chunk)
     return chunk * p->stages + stage;
 }
 
-/* The message that the row waits for; false: none. */
+/* Returns the message for which the row waits; false: none. */
 static bool needs(const Pipeline *p, int stage, const PipelineRow *r, Message *m)
 {
     const int n = number_of(p, stage, r->chunk), all = p->stages * p->chunks;
@@ -141,7 +142,7 @@ static bool makes(const Pipeline *p, int stage, const PipelineRow *r, Message *m
     return r->backward ? n > 0 : n + 1 < all;
 }
 
-/* Whether `wanted` is at the front of the sender's queue; takes it from there. */
+/* Returns whether `wanted` is at the front of the sender's queue, and removes it from there. */
 static bool receive(Stage *from, Message wanted, long *time)
 {
     const Message *m = from->queue;
@@ -162,7 +163,7 @@ static bool has(const Stage *s, Flow flow)
            (s->queued > 1 && s->queue[1].flow == flow);
 }
 
-/* Makes what it can; whether it made something. */
+/* Makes the passes that are possible; returns whether there was any. */
 static bool advance(const Pipeline *p, Stage *all, int stage)
 {
     Stage *s = &all[stage];

@@ -1,5 +1,5 @@
 /* Pipeline stages compute the bits of the same micro-batches without stages: losses of tokens,
- * gradients, their norm, and weights after updates, of every schedule; and the logits of a text
+ * gradients, their norm, and weights after updates, with every schedule. Also the logits of a text
  * that grows. On 2, 4 and 8 ranks. */
 #include <math.h>
 #include <string.h>
@@ -11,16 +11,16 @@
 #include "model/store/offload.h"
 #include "tests/ranks_state.h"
 
-/* FP8 GEMMs of a GPU take whole sixteens of tokens, of each of two context ranks. */
+/* The FP8 GEMMs of a GPU need multiples of 16 tokens, on each of two context ranks. */
 enum { LAYERS = 8, MICRO_BATCHES = 8, T = 32, STEPS = 2 };
 
-/* Of the last step. */
+/* The results of the last step. */
 typedef struct {
     double loss, zloss, evaluation, norm[STEPS];
     Whole grads, weights;
 } Result;
 
-/* whole: the micro-batches of the same mesh without stages. */
+/* whole: runs the micro-batches of the same mesh without stages. */
 static void open_run(Run *r, const Case *k, Strategy s, bool whole)
 {
     ModelConfig m = architecture(k->model);
@@ -39,7 +39,7 @@ static void open_run(Run *r, const Case *k, Strategy s, bool whole)
 
 /* ---- a step ---------------------------------------------------------------------------------- */
 
-/* Collectives of weights and gradients that have begun. */
+/* Counts the collectives of weights and gradients that have begun. */
 static int collectives;
 
 static bool count(void *counter, const Operation *o)
@@ -49,8 +49,8 @@ static bool count(void *counter, const Operation *o)
     return true;
 }
 
-/* Without stages, each group of a mesh with stages has the whole model: its norm, which
- * optimizer_grad_norm adds for all groups. */
+/* Returns the norm of one shard group. In a mesh with stages whose model has no stages, each group
+ * has the whole model, and optimizer_grad_norm would add the norms of all groups. */
 static double norm_of_group(const ParamStore *store)
 {
     float own;
@@ -60,7 +60,7 @@ static double norm_of_group(const ParamStore *store)
     return sqrt(sum);
 }
 
-/* Micro-batches of very different size: FP8 ranges grow within a step. */
+/* Micro-batches of very different sizes, so that FP8 ranges grow within a step. */
 static void run_step(Run *r, int step, Result *s)
 {
     static int tokens[MICRO_BATCHES * T], targets[MICRO_BATCHES * T];
@@ -82,7 +82,7 @@ static void run_step(Run *r, int step, Result *s)
         collectives = 0;
         model_micro_batches(m, store, tokens, targets, begins, MICRO_BATCHES, scale, 1e-3f,
                             PASS_COMPLETE);
-        /* once per step, not with every micro-batch */
+        /* once per step, not once per micro-batch */
         assert_in_range(collectives, 0, (NUM_REGIONS + 1) * store->num_units);
     }
     for (int i = 0; i < MICRO_BATCHES && store->pipe.stages == 1; i++)
@@ -100,7 +100,7 @@ static void run_step(Run *r, int step, Result *s)
     s->evaluation = model_losses(m).loss;
 }
 
-/* The first and the last stage have the same bits of what both have. */
+/* The first and the last stage have the same bits of the tensors that both have. */
 static void check_copies(const ParamStore *store)
 {
     const Shard *own = &store->shard[0];
@@ -120,15 +120,15 @@ static void check_copies(const ParamStore *store)
     assert_int_equal(all[0], all[store->pipe.stages - 1]);
 }
 
-/* Stages add the gradients of a tied embedding in another order; only the first step is
+/* Stages add the gradients of a tied embedding in another order, so only the first step is
  * compared. */
 static bool is_exact(const Case *k)
 {
     return !k->tied || k->trainable[0];
 }
 
-/* Device memory in GiB with which about half of the activations that can be on the host are
- * there. */
+/* Returns the device memory in GiB with which about half of the activations that can be offloaded
+ * are offloaded. */
 static double half_fits(Config c)
 {
     double bytes = 0;
@@ -154,7 +154,7 @@ static Result run(const Case *k, Strategy p, bool whole, HostUse on_host)
         on_host == HOST_ALL ? HOST_ALL : HOST_NEVER;
     r.config.device_memory = on_host == HOST_AUTO ? half_fits(r.config) : 0;
     place_run(&r);
-    if (!k->trainable[0]) /* frozen blocks never leave */
+    if (!k->trainable[0]) /* frozen blocks are never offloaded */
         assert_int_equal(offload_host_bytes(&r.model) > 0,
                          on_host != HOST_NEVER &&
                              r.model.offload.saves > offload_least_slots(&r.model));
@@ -182,9 +182,9 @@ static const char *name_of(const Case *k, Strategy p)
     return text;
 }
 
-/* The head's sums of all micro-batches and the tokens of a row, in two orders: as many roundings of
- * partial sums that grow up to sqrt(C), since a token's term is its share of the batch times a
- * normalized row. */
+/* Bounds the head's sums over all micro-batches and over the tokens of a row, in two orders: as
+ * many roundings of partial sums that grow up to sqrt(C), because the term of a token is its share
+ * of the batch times a normalized row. */
 static void compare_tied(const Result *a, const Result *b, int width, const char *name)
 {
     const double bound = MICRO_BATCHES * (1 + T) * U24 * sqrt(width);
@@ -207,7 +207,7 @@ static void compare(const Result *a, Result *b, const Case *k, const char *name,
 {
     if (!is_exact(k)) {
         compare_tied(a, b, architecture(k->model).d_model, name);
-        b->grads.region[0][0] = FROZEN; /* compared here */
+        b->grads.region[0][0] = FROZEN; /* already compared above */
     }
     double count = (double)check_whole(name, &b->grads, &a->grads, 0);
     comm_sum_over(&count, 1, RANKS_PIPELINE);
@@ -225,7 +225,7 @@ static void compare(const Result *a, Result *b, const Case *k, const char *name,
                  b->loss, b->zloss, b->evaluation, loss, zloss, evaluation);
 }
 
-/* All these schedules, against one run without stages of the same micro-batches. */
+/* Compares all these schedules with one run of the same micro-batches without stages. */
 static void check_in(const Case *k, const Strategy *p, int count, HostUse on_host)
 {
     const Result whole = run(k, p[0], true, HOST_NEVER);
@@ -237,7 +237,7 @@ static void check_in(const Case *k, const Strategy *p, int count, HostUse on_hos
     release();
 }
 
-/* In this schedule; interleaved, if a stage can have chunks. */
+/* Uses this schedule, or the interleaved one if a stage can have chunks. */
 static Strategy stages(int n, int shards, int context, PipelineSchedule schedule)
 {
     return (Strategy){ .shard_ranks = shards,
@@ -247,7 +247,8 @@ static Strategy stages(int n, int shards, int context, PipelineSchedule schedule
                        .pipeline_chunks = schedule == PIPELINE_INTERLEAVED ? LAYERS / n : 1 };
 }
 
-/* With `least` stages and more. Fewer stages than ranks have shards inside. */
+/* Runs with `least` stages and more. If there are fewer stages than ranks, each stage has
+ * shards. */
 static void check(const Case *k, int least)
 {
     for (int n = least; n > 1 && n <= comm_size(); n *= 2) {
@@ -266,7 +267,7 @@ TEST(test_recipes)
         check(&(Case){ recipes[r], r % 2 ? OLMO2 : LLAMA_GQA, .documents = r % 2 }, 2);
 }
 
-/* Blocks that are run again, whose operands are made with the ranges of their forward pass. */
+/* Blocks that are recomputed; their operands are encoded with the ranges of their forward pass. */
 TEST(test_kept)
 {
     static const Keep keeps[] = { KEEP_ALL, KEEP_INPUTS, KEEP_BLOCK, KEEP_ATTENTION };
@@ -290,7 +291,7 @@ TEST(test_adapters)
     check(&(Case){ "bf16", QWEN3, ALL_MODULES, BASE_E4M3 }, 2);
 }
 
-/* Stages without anything to train, which need no gradients. */
+/* Stages without trained parameters, which need no gradients. */
 TEST(test_frozen)
 {
     check(&(Case){ "coat", LLAMA, .trainable = { "model.layers.6.*" } }, comm_size());
@@ -298,7 +299,7 @@ TEST(test_frozen)
     check(&(Case){ "f32", LLAMA, .trainable = { "model.embed_tokens.weight" } }, comm_size());
 }
 
-/* Two context ranks of each stage; and stages of one rank each. */
+/* Each stage has two context ranks; then each stage has one rank. */
 TEST(test_with_context)
 {
     for (int n = 2; 2 * n <= comm_size(); n *= 2) {
@@ -309,8 +310,8 @@ TEST(test_with_context)
     }
 }
 
-/* One matrix on the first and the last stage: in the first step nothing but its own gradient
- * differs from that without stages. */
+/* The first and the last stage share a matrix. In the first step, only the gradient of this matrix
+ * differs from the run without stages. */
 TEST(test_tied)
 {
     check(&(Case){ "f32", LLAMA_GQA, .documents = true, .tied = true }, 2);
@@ -318,8 +319,8 @@ TEST(test_tied)
     check(&(Case){ "f32", LLAMA, .tied = true, .trainable = { "model.layers.3.*" } }, comm_size());
 }
 
-/* Several micro-batches in flight share a few slots for their activations; with memory for more of
- * them, some never leave. */
+/* Several micro-batches in flight share a few slots for their activations. With memory for more
+ * slots, some activations are never offloaded. */
 TEST(test_host)
 {
     const int n = comm_size();
@@ -334,7 +335,8 @@ TEST(test_host)
 
 /* ---- decoding -------------------------------------------------------------------------------- */
 
-/* A prompt, then each token. The key-value caches are on the stages of their blocks. */
+/* Decodes a prompt, then one token at a time. The key-value caches are on the stages of their
+ * blocks. */
 TEST(test_decode)
 {
     enum { PARTS = 8 };
@@ -360,7 +362,7 @@ int main(int argc, char **argv)
 {
     const Watch watch = { .begin = count, .watcher = &collectives };
     start_ranks(&argc, &argv);
-    update_bucket = 4 * PARAM_ALIGN; /* a tied matrix is summed in several parts */
+    update_bucket = 4 * PARAM_ALIGN; /* a tied matrix is summed in several buckets */
     operations_watch(&watch);
     return finish_ranks(run_all_tests(NULL, NULL));
 }

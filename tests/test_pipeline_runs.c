@@ -6,7 +6,7 @@
 #include "tests/kit.h"
 #include "tests/launch.h"
 
-/* All metrics of the two runs that do not depend on time, at most this part of them apart. */
+/* Compares all metrics of two runs that do not depend on time; they may differ by this fraction. */
 static void expect_close(const char *run, const char *other, double most)
 {
     static const char *const names[] = {
@@ -30,7 +30,7 @@ static void expect_same(const char *run, const char *other)
     expect_close(run, other, 0);
 }
 
-/* All quantization statistics of a run, by step. */
+/* Reads all quantization statistics of a run, by step. */
 static json_t *statistics(const char *run)
 {
     static char line[1 << 16];
@@ -51,7 +51,7 @@ static json_t *statistics(const char *run)
     return all;
 }
 
-/* With nine digits; sums over the model are added stage by stage. */
+/* The metrics have nine digits, and sums over the model are added stage by stage. */
 static void expect_same_statistics(const char *run, const char *other)
 {
     json_t *one = statistics(run), *more = statistics(other), *line, *value;
@@ -80,8 +80,8 @@ static void expect_same_statistics(const char *run, const char *other)
     json_decref(more);
 }
 
-/* Stages train, evaluate, measure and save the bits of one rank, also where the number of stages
- * changes in the middle. */
+/* Stages train, evaluate, measure and save the bits of one rank, even if the number of stages
+ * changes in the middle of the run. */
 TEST(test_pipeline)
 {
     static const char settings[] =
@@ -145,14 +145,14 @@ static double most_apart(const char *name)
         return first ? 4 * 0x1p-4 : INFINITY;
     if (strcmp(statistic, "largest_channel") == 0)
         return first ? 2 * 0x1p-4 : INFINITY;
-    /* not in E4M3 here */
+    /* not in E4M3 in this recipe */
     const bool of_moments = strncmp(name, "quant/m/", 8) == 0 || strncmp(name, "quant/v/", 8) == 0;
     return strcmp(statistic, "error") == 0 && !of_moments && !strstr(name, "/optimizer/")
                ? 0.25
                : INFINITY;
 }
 
-/* Sets the first half of this tensor, in a file of safetensors, to 0. */
+/* Sets the first half of this tensor in a safetensors file to 0. */
 static void clear_half(const char *path, const char *name)
 {
     FILE *f = fopen(path, "r+");
@@ -174,9 +174,9 @@ static void clear_half(const char *path, const char *name)
     free(text);
 }
 
-/* Tensor ranks measure their parts of activations: the same statistics, all of them. The first
- * rank's part of the first block's hidden activations is 0, so that it has no statistics of its
- * own. */
+/* Tensor ranks measure their slices of activations, and report the same statistics, all of them.
+ * The first rank's slice of the first block's hidden activations is 0, so this rank has no
+ * statistics of its own. */
 TEST(test_tensor_statistics)
 {
     static const char settings[] =
@@ -220,7 +220,7 @@ TEST(test_tensor_statistics)
     json_decref(two);
 }
 
-/* One of two stages has trained parameters, and keeps their master weights on the host. */
+/* One of two stages has trained parameters, and offloads their master weights. */
 TEST(test_host_of_one_stage)
 {
     static const char settings[] = "--recipe=bf16 --model.weight_tying=false "
@@ -233,8 +233,8 @@ TEST(test_host_of_one_stage)
     expect_same("one-stage", "two-stages");
 }
 
-/* The matrix that is embedding and head is in files once, with its checksum; each mesh reads it.
- * Gradients in F32, of which 8 micro-batches are added in another order. */
+/* The matrix that is both embedding and head is in files once, with its checksum, and each mesh
+ * reads it. Gradients are F32; 8 micro-batches are added in another order. */
 TEST(test_tied)
 {
     static const char settings[] =

@@ -1,5 +1,5 @@
-/* The time that a dry run predicts: against steps that were measured, against the formula of the
- * bubble, and what it says. */
+/* The time that a dry run predicts, compared with measured steps and with the formula of the
+ * bubble; and the printed text. */
 #include <math.h>
 #include <string.h>
 
@@ -17,7 +17,7 @@
 
 enum { MOST_ARGUMENTS = 24 };
 
-/* A dry run of a configuration with `arguments`, words between blanks. */
+/* Makes a dry run of a configuration with `arguments`, words separated by blanks. */
 static Config *plan(const char *yaml, const char *arguments)
 {
     static char text[1024];
@@ -50,7 +50,7 @@ static Config *plan(const char *yaml, const char *arguments)
     WIDTHS_70B "--model.n_layers=8 --model.max_sequence_length=4096 --model.vocab_size=50304 " \
                "--model.embedding_size=50304 "
 
-/* Tokens/s of each H100, the last six rows of each H200:
+/* Tokens/s of each H100, in the last six rows of each H200:
  * tests/history/2026-11-28-predicted-times.md. */
 static const struct {
     const char *yaml, *arguments;
@@ -147,8 +147,8 @@ static double seconds_of(const char *format, int value)
     return t.seconds;
 }
 
-/* m micro-batches and p stages of equal work take m + p - 1 passes. The model has no large head;
- * what a step adds once, its update, is a part of the difference allowed. */
+/* m micro-batches and p stages of equal work take m + p - 1 passes. The model has no large head.
+ * The update, which each step has once, is a part of the allowed difference. */
 TEST(test_bubble)
 {
     static const char settings[] =
@@ -162,8 +162,8 @@ TEST(test_bubble)
                  expected);
 }
 
-/* What many micro-batches take follows from two short steps, and is what a rehearsal of all of them
- * takes. */
+/* The time of many micro-batches follows from two short steps, and equals the time in a rehearsal
+ * of all micro-batches. */
 TEST(test_many)
 {
     static const char *const settings[] = {
@@ -193,9 +193,9 @@ TEST(test_many)
     }
 }
 
-/* The stage that computes longest: of 31 blocks the second of two stages has one more than the
- * first, and the head; if the first ten of 32 are trained, only the first stage computes gradients
- * of weights. */
+/* The stage that computes longest. Of 31 blocks, the second of two stages has one more than the
+ * first, and the head. If the first ten of 32 blocks are trained, only the first stage computes
+ * gradients of weights. */
 TEST(test_longest_stage)
 {
     static const struct {
@@ -218,9 +218,9 @@ TEST(test_longest_stage)
     }
 }
 
-/* Over a network so slow that nothing else matters a step takes the time of its bytes: each of two
- * hosts of one GPU sends half of the BF16 weights once, forward, and half of the BF16 gradients,
- * backward. */
+/* If the network is so slow that nothing else matters, a step takes the time of its bytes: each of
+ * two hosts with one GPU sends half of the BF16 weights once in forward, and half of the BF16
+ * gradients in backward. */
 TEST(test_network)
 {
     static const char settings[] =
@@ -261,8 +261,8 @@ static void check_possible(const char *settings, int stages, int context, int te
     config_free(c);
 }
 
-/* The meshes of 8 ranks that a dry run accepts, for a model of 4 blocks with 2 key heads; with
- * tensor ranks also where their parts have no whole groups, and where the optimizer needs whole
+/* The meshes of 8 ranks that a dry run accepts, for a model of 4 blocks with 2 key heads; also with
+ * tensor ranks whose slices have no whole groups, and with an optimizer that needs whole
  * matrices. */
 TEST(test_possible)
 {
@@ -341,7 +341,7 @@ TEST(test_printed)
     expect_printed(
         "--ranks=2 --global_train_batch_size=4 --device_train_microbatch_size=1 --mesh=auto",
         "1 replicas x 2 shards x 1 context ranks x 1 tensor ranks x 1 stages: ");
-    /* One sequence for both ranks: they share it, its layers, or are two stages. */
+    /* One sequence for two ranks: they are context ranks, tensor ranks, or stages. */
     expect_printed("--ranks=2 --global_train_batch_size=1 --device_train_microbatch_size=1 "
                    "--parallelism.context=2 --mesh=auto",
                    "meshes of 2 ranks: 3 fit");
@@ -354,8 +354,8 @@ TEST(test_printed)
 
 #define FOUR "--ranks=4 --global_train_batch_size=16 --device_train_microbatch_size=1 "
 
-/* The settings that --mesh=auto prints are accepted next to the given ones, and make the step that
- * it predicts. */
+/* The settings that --mesh=auto prints are accepted together with the given settings, and give the
+ * step that it predicts. */
 TEST(test_printed_settings)
 {
     static const char *const given[] = {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/prepare_eval.py on a package made by hand; scripts/compare_eval.py without what it needs."""
+"""scripts/prepare_eval.py with a hand-made package, and scripts/compare_eval.py without the packages that it needs."""
 import gzip, json, os, shutil, subprocess, sys, tempfile, unittest
 
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -32,7 +32,7 @@ class PrepareEvalTest(unittest.TestCase):
             file.writelines(line + b"\n" for line in lines)
 
     def tokenizer(self, change=lambda tokenizer: None):
-        """A tokenizer of words that puts token 1 before every text."""
+        """A tokenizer of words that puts token 1 in front of every text."""
         words = {word: i for i, word in enumerate("? <s> why two four".split())}
         tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="?"))
         tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
@@ -48,7 +48,7 @@ class PrepareEvalTest(unittest.TestCase):
                                os.path.join(self.top, "package"), *arguments], capture_output=True, text=True)
 
     def test_requests(self):
-        """Tokenizers that cut texts or fill them up do neither here."""
+        """The script turns off truncation and padding of tokenizers."""
         for change in (lambda tokenizer: None, lambda tokenizer: tokenizer.enable_padding(),
                        lambda tokenizer: tokenizer.enable_truncation(1)):
             done = self.prepare("--tokenizer", self.tokenizer(change), "--output", self.top)
@@ -62,7 +62,7 @@ class PrepareEvalTest(unittest.TestCase):
                               (0, [([1, 3, 2], 1, 3), ([1, 3, 4], 1, 4)])])
 
     def test_names_of_one_task(self):
-        """It is there once, as ./train takes a label once, and so are the questions to train on."""
+        """The task has one entry, as ./train accepts a label once; so have the training questions."""
         train = os.path.join(self.top, "package", "oe_eval_tasks", "openbookqa", "train_rc_5shot")
         os.makedirs(train)
         shutil.copy(os.path.join(self.task, "config.json"), train)

@@ -1,5 +1,5 @@
 /* What stderr shows of long work, on a pseudo-terminal and in a pipe, at times that this test sets.
- * Expected texts are written out by hand. */
+ * The expected texts were written by hand. */
 #include "kernels/runtime/progress.h"
 
 #include <fcntl.h>
@@ -15,7 +15,7 @@
 
 static double now;
 
-/* Instead of libc's, also within progress.c. */
+/* Replace libc's functions, also within progress.c. */
 int clock_gettime(clockid_t clock, struct timespec *t)
 {
     (void)clock;
@@ -24,8 +24,8 @@ int clock_gettime(clockid_t clock, struct timespec *t)
     return 0;
 }
 
-/* Runs work() with stderr in a terminal without translation of output, or in a pipe; returns what
- * it printed. */
+/* Runs work() with stderr in a terminal that does not translate output, or in a pipe. Returns the
+ * printed text. */
 static const char *printed(bool terminal, void (*work)(void))
 {
     static char text[4096];
@@ -44,7 +44,7 @@ static const char *printed(bool terminal, void (*work)(void))
     dup2(end[1], STDERR_FILENO);
     now = 1000;
     work();
-    fputc('.', stderr); /* so that there is something to read */
+    fputc('.', stderr); /* gives the reader something to read */
     dup2(before, STDERR_FILENO);
     close(before);
     size_t n = 0;
@@ -70,7 +70,7 @@ static void work(void)
     progress_begin("loading");
     at(0.99, 0.1, NULL);     /* too early on a terminal */
     at(2, 0.25, "a.weight"); /* 2 s for 1/4: 6 s are left */
-    at(2.24, 0.5, NULL);     /* too soon after */
+    at(2.24, 0.5, NULL);     /* too soon after the previous line */
     at(2.5, 0.5, NULL);
     at(29.9, 0.6, NULL);
     at(30, 0.75, NULL);
@@ -84,7 +84,7 @@ static void work(void)
 
 TEST(test_terminal)
 {
-    /* Each line covers the one before: 32, 22, 23, 23, 19 and 16 columns. */
+    /* Each line covers the previous one: 32, 22, 23, 23, 19 and 16 columns. */
     assert_string_equal(printed(true, work), "loading 25 %, 6 s left: a.weight\r"
                                              "loading 50 %, 2 s left          \r"
                                              "loading 60 %, 20 s left\r"

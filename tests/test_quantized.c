@@ -1,6 +1,6 @@
-/* Folders with quantized weights, as written by their programs: unsupported ones are refused with
- * the name of their quantization, from settings or tensors. Settings: bitsandbytes 0.50, GPTQModel
- * 7.7, AutoAWQ 0.2, compressed-tensors 0.19, transformers 5.17. */
+/* Folders with quantized weights, as their programs write them. Unsupported folders are refused;
+ * the message names their quantization, from settings or tensors. Settings: bitsandbytes 0.50,
+ * GPTQModel 7.7, AutoAWQ 0.2, compressed-tensors 0.19, transformers 5.17. */
 #include <string.h>
 
 #include "kernels/runtime/text.h"
@@ -67,7 +67,7 @@ static const struct {
     { "true", "quantization_config: expected an object" },
 };
 
-/* As programs write them; tensors must agree. */
+/* Settings as programs write them; the tensors must agree. */
 static const char *const read_by_config[] = {
     "{\"quant_method\": \"bitsandbytes\", \"load_in_8bit\": true, \"load_in_4bit\": false, "
     "\"llm_int8_threshold\": 6.0}",
@@ -164,8 +164,8 @@ static const struct {
     { "mlp.up_proj.input_scale", "F32", "FP8 with scales" },
 };
 
-/* The model of `base` with this tensor in place of one of the same name; its config.json has no
- * quantization. */
+/* Writes the model of `base` with this tensor in place of the tensor of the same name. The folder's
+ * config.json has no quantization. */
 static const char *with_tensor(const char *base, const char *name, const char *dtype)
 {
     static const size_t shape[] = { 8, 8 };
@@ -206,7 +206,8 @@ TEST(test_tensors)
 
 /* ---- settings and tensors that do not fit ---------------------------------------------------- */
 
-/* The codings of a folder with that quantization_config, or with that quantize_config.json. */
+/* Returns the codings of a folder with this quantization_config, or with this
+ * quantize_config.json. */
 static void expect_codings(const char *settings, bool in_config, int expected,
                            const Coding *codings)
 {
@@ -261,8 +262,8 @@ TEST(test_said)
     release();
 }
 
-/* Writes the folder's model without the tensors whose names end with `end`, and with `more`, 8 x
- * cols, unless it is NULL. */
+/* Writes the folder's model without the tensors whose names end with `end`. Unless `more` is NULL,
+ * adds `more`, 8 x cols. */
 static void leave_out(const char *folder, const char *end, const char *more, const char *dtype,
                       size_t cols)
 {
@@ -302,7 +303,7 @@ static const char *exported_as(const char *source, const char *dtype, int layout
     return folder;
 }
 
-/* A load and an export of the folder end with that message. */
+/* Both a load and an export of the folder must end with this message. */
 static void expect_refused(const ModelConfig *m, const char *folder, const char *message)
 {
     Run r;
@@ -315,7 +316,7 @@ static void expect_refused(const ModelConfig *m, const char *folder, const char 
 
 #define UP "model.layers.0.mlp.up_proj."
 
-/* Folders that this program exported, with other settings, and without one tensor. */
+/* Folders that this program exported: with other settings, and without one tensor. */
 TEST(test_misfits)
 {
     needs_fork();
@@ -365,7 +366,7 @@ TEST(test_misfits)
     }
 }
 
-/* A quantized head next to tied embeddings. */
+/* A quantized head in a model with tied embeddings. */
 TEST(test_tied_head)
 {
     needs_fork();

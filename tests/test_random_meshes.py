@@ -21,7 +21,7 @@ RANKS = 8
 
 
 class Setting(single.Configuration):
-    """Number n: a function of n only."""
+    """Random number n; depends only on n."""
     length = 64
 
     def __init__(self, n):
@@ -36,7 +36,7 @@ class Setting(single.Configuration):
         self.keys["tiled_mlp_tokens"] = pick([None, 128]) if self.keep["activations.keep"] == "block" else None
         self.keys["sequence_length_warmup"] = pick([None, None, "{min_sequence_length: 32, warmup_steps: 3}"])
         if pick([True, False, False]):
-            self.micro = min(self.micro, BATCH // 4)        # of the first steps two ranks have a micro-batch each
+            self.micro = min(self.micro, BATCH // 4)        # in the first steps, two ranks have a micro-batch each
             self.keys.update({"batch_size_warmup": "[2]", "device_train_microbatch_size": self.micro,
                               "device_eval_batch_size": self.micro})
         if "model.num_experts" in self.keys:
@@ -48,7 +48,8 @@ class Setting(single.Configuration):
         self.stop = draw.randrange(1, STEPS - 1)
 
     def draw_muon(self):
-        """In a third of the settings that allow it; its own numbers, so that the others draw the same as without it."""
+        """A third of the settings that allow it have it. It has its own random numbers, so that the other settings stay the
+        same."""
         pick = random.Random(f"muon {self.n}").choice
         if pick([True, False, False]) and not self.lora:
             self.optimizer = "muon"
@@ -57,7 +58,7 @@ class Setting(single.Configuration):
                               "optimizer.adjust_lr_fn": pick(["match_rms_adamw", "original"])})
 
     def draw_mesh(self):
-        """Drawn again until the settings allow it."""
+        """Draws again until the settings allow the mesh."""
         while True:
             pick = self.draw.choice
             tensor = pick([1, 2]) if self.can_be_cut() else 1
@@ -83,13 +84,14 @@ class Setting(single.Configuration):
              (chunks == 1 or smallest // (data * self.micro) % stages == 0))
 
     def can_be_cut(self):
-        """What model/config/check_tensor_ranks.c does not refuse: parts of these models have no whole groups of moments or blocks of NF4."""
+        """Whether model/config/check_tensor_ranks.c accepts the settings: slices of these models have no whole groups of moments
+        or blocks of NF4."""
         grouped = self.optimizer in ("adamw8bit", "muon") or self.recipe in ("fp8-lm", "coat-opt", "coat", "coat-lean")
         return "model.num_experts" not in self.keys and self.keys.get("model.n_kv_heads") != 1 and self.keys.get("model.attention_layer_norm") is not True and \
             not grouped and self.keys.get("lora.base") != "nf4" and self.keys["tiled_mlp_tokens"] is None
 
     def strategy_of(self, mesh, stages):
-        """Keys of a mesh, with its stages or without."""
+        """The keys of a mesh, with or without its stages."""
         hybrid = {"FULL_SHARD": "HYBRID_SHARD", "SHARD_GRAD_OP": "_HYBRID_SHARD_ZERO2"}[mesh["strategy"]]
         keys = {"fsdp.sharding_strategy": "NO_SHARD" if mesh["no_shard"] else hybrid if mesh["replicas"] > 1 else mesh["strategy"],
                 "fsdp.grad_sync_mode": mesh["sync"], "fsdp.precision": mesh["precision"], "parallelism.context": mesh["context"],
@@ -97,7 +99,7 @@ class Setting(single.Configuration):
         if mesh["replicas"] > 1:
             keys["fsdp.hybrid_sharding_num_model_replicas"] = mesh["replicas"]
         if mesh["stages"] > 1 and not stages:
-            keys["fsdp.grad_sync_mode"] = "batch"   # as stages do
+            keys["fsdp.grad_sync_mode"] = "batch"   # as with stages
         elif mesh["stages"] > 1:
             chunks, name = mesh["chunks"], "Sequential" if mesh["sequential"] else "1F1B"
             keys.update({"parallelism.pipeline": mesh["stages"], "parallelism.pipeline_virtual_stages": chunks,
@@ -114,7 +116,7 @@ def ranks_of(mesh):
 
 
 def tensors(folder):
-    """Name -> numbers of a folder of F32 weights."""
+    """Returns {name: numbers} of a folder of F32 weights."""
     found = {}
     for name in sorted(os.listdir(folder)):
         if name.startswith("model") and name.endswith(".safetensors"):
@@ -129,7 +131,8 @@ def tensors(folder):
 
 
 def moved_at_most(setting, found, alone, rate):
-    """Weights in F32 under AdamW: step_error for each step. The gradient of a key's bias is 0 in theory, its sign is chance."""
+    """Bounds of F32 weights under AdamW: step_error for each step. The gradient of a key's bias is 0 in theory, so its sign is
+    random."""
     gradient = setting.bounds({1: (1.0, 0.0)})[1][1] / 2
     squares = count = 0
     for name, numbers in found.items():
@@ -147,7 +150,7 @@ class Meshes(single.Runs):
         return self.train(ranks, name, self.c.keep, self.c.strategy_of(mesh, stages), base, **more)
 
     def kill_one(self, mesh, name, base, step):
-        """Kills a rank of a run that saves every step, after this step. Returns the step it saved last."""
+        """Kills a rank of a run that saves every step, after this step. Returns the last step that the run saved."""
         run, last = os.path.join(self.folder, name), 0
         command = [*LAUNCH, "-n", str(ranks_of(mesh)), TRAIN, "c.yaml",
                    *self.arguments(name, self.c.keep, self.c.strategy_of(mesh, True), base, save_interval=1)]
@@ -167,7 +170,7 @@ class Meshes(single.Runs):
         return saved
 
     def same_files(self, what, found, expected):
-        """The same bytes of weights and states."""
+        """Whether two folders have the same bytes of weights and states."""
         found, expected = os.path.join(self.folder, found), os.path.join(self.folder, expected)
         names = sorted(name for name in os.listdir(expected) if name.endswith((".safetensors", ".states")))
         if not names or names != sorted(name for name in os.listdir(found) if name.endswith((".safetensors", ".states"))):
@@ -242,7 +245,7 @@ def check(c, folder):
 
 
 def failure(number):
-    """What is wrong with a setting, and how to see it again; None: nothing."""
+    """Returns the failure of a setting, and how to reproduce it; None: no failure."""
     folder = tempfile.mkdtemp()
     c = Setting(number)
     try:
@@ -259,7 +262,7 @@ def failure(number):
 @unittest.skipUnless(os.path.exists(TRAIN), f"needs {TRAIN}")
 class RandomMeshes(unittest.TestCase):
     def test_six(self):
-        for number in (1, 2, 5, 6, 7, 36):       # Muon, experts, 8-bit AdamW, each kind of ranks: 36 has tensor ranks
+        for number in (1, 2, 5, 6, 7, 36):       # Muon, experts, 8-bit AdamW, all kinds of ranks (36: tensor ranks), adapters
             with self.subTest(number=number):
                 self.assertIsNone(failure(number))
 

@@ -15,7 +15,7 @@ LAUNCH = shlex.split(os.environ.get("LAUNCH", "mpirun --oversubscribe --bind-to 
 VOCAB, EOS, T, BATCH, STEPS, RATE = 128, 127, 32, 8, 5, 1e-2
 LOSS, NORM, LABELS = "train/CrossEntropyLoss", "optim/total_grad_norm", "train/labels"
 
-ARCHITECTURES = {       # keys of `model`; a list: one of them
+ARCHITECTURES = {       # keys of `model`; for a list, one of its values
     "llama": {"layer_norm_type": "rms", "n_kv_heads": [None, 1], "weight_tying": [True, False]},
     "llama3": {"layer_norm_type": "rms", "weight_tying": [True, False],
                "rope_scaling": "{rope_type: llama3, factor: 4, original_max_position_embeddings: 16}"},
@@ -34,7 +34,7 @@ EXPERTS = {             # the same for models with experts, drawn by Configurati
     "qwen3_moe": {"layer_norm_type": "rms", "attention_layer_norm": "head", "n_kv_heads": 1, "head_dim": 32,
                   "norm_topk_prob": [True, False], "weight_tying": [True, False]},
 }
-# FP8: is a scale shared by what goes into a GEMM together
+# FP8: whether all rows of a GEMM operand share a scale
 RECIPES = {"f32": False, "bf16": False, "coat-opt": False, "fp8": True, "fp8-lm": True, "coat-act": True, "coat": True,
            "coat-lean": True}
 STRATEGIES = ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"]
@@ -47,7 +47,7 @@ def text(value):
 
 
 class Configuration:
-    """Number n: a function of n only."""
+    """Random number n; depends only on n."""
     length = T
     tensor = 1
 
@@ -139,7 +139,8 @@ class Configuration:
         return self.recipe in ("coat-act", "coat", "coat-lean")
 
     def shares_scales(self):
-        """Whether tokens share the scale of an FP8 operand with others, on other numbers of ranks with other ones."""
+        """Whether tokens share the scale of an FP8 operand with other tokens, and with different ones on other numbers of
+        ranks."""
         scales = self.keys.get("fp8.scales") or ("step" if self.saves_fp8() else "microbatch")
         return RECIPES[self.recipe] and (self.micro > 1 or scales == "step" or self.context > 1)
 
@@ -183,7 +184,7 @@ def step_error(gradient, rate):
 
 
 class Runs:
-    """Those of a configuration, in a folder of their own."""
+    """Writes the files of a configuration to its own folder."""
 
     def __init__(self, configuration, folder):
         self.c, self.folder = configuration, folder
@@ -205,7 +206,7 @@ class Runs:
         return {"data.mix": f"[{', '.join(sources)}]"}
 
     def train(self, ranks, name, *sections, **more):
-        """Its metrics by step: loss, norm and number of labels; and what evaluations found."""
+        """Returns the metrics by step: loss, norm and number of labels, and the results of evaluations."""
         command = ([*LAUNCH, "-n", str(ranks)] if ranks > 1 else []) + [TRAIN, "c.yaml", *self.arguments(name, *sections, **more)]
         done = subprocess.run(["timeout", "-k", "10", "200", *command], cwd=self.folder, capture_output=True, text=True,
                               env=dict(os.environ, OPENBLAS_NUM_THREADS="1"))       # status 124: a hang
@@ -221,7 +222,7 @@ class Runs:
         return steps, evals
 
     def base(self):
-        """The base model of adapters."""
+        """Makes the base model of adapters."""
         if not self.c.lora:
             return {}
         model = {key: value for key, value in self.c.keys.items() if key.startswith("model.")}
@@ -232,7 +233,7 @@ class Runs:
 
 
 def compare(what, found, expected, bounds=None):
-    """Bit for bit, or within these bounds of each step."""
+    """Compares bit for bit, or within these bounds of each step."""
     if sorted(found) != sorted(expected):
         raise AssertionError(f"{what}: steps {sorted(found)}, expected {sorted(expected)}")
     for step, values in found.items():
@@ -246,7 +247,7 @@ def check(number, folder):
     runs = Runs(c, folder)
     base = runs.base()
     alone, evals = runs.train(1, "alone", c.keep, base)
-    if not c.saves_fp8():           # where backward reads what was saved, as E4M3 it is not what forward had
+    if not c.saves_fp8():           # if backward reads saved E4M3 values, they differ from the values of forward
         compare("all kept", runs.train(1, "kept", {"activations.keep": "all"}, base)[0], alone)
     several, found = runs.train(c.ranks, "several", c.keep, c.strategy, base, save_interval=c.stop)
     bounds = c.bounds(alone) if c.ranks > 1 else None
@@ -272,7 +273,7 @@ evaluators: [{{label: v, data: {{paths: [v.npy]}}}}]
 
 
 def make_data(folder, micro):
-    """Documents of 3 to 60 tokens in shards, with label masks and metadata."""
+    """Writes documents of 3 to 60 tokens in shards, with label masks and metadata."""
     draw = random.Random(1)
     with open(os.path.join(folder, "c.yaml"), "w") as file:
         file.write(CONFIG + f"device_train_microbatch_size: {micro}\n")
@@ -290,7 +291,7 @@ def make_data(folder, micro):
 
 
 def failure(number):
-    """What is wrong with a configuration, and how to see it again; None: nothing."""
+    """Returns the failure of a configuration, and how to reproduce it; None: no failure."""
     folder = tempfile.mkdtemp()
     try:
         make_data(folder, Configuration(number).micro)
@@ -313,7 +314,7 @@ class RandomRuns(unittest.TestCase):
 
 
 def main(failure, what):
-    """COUNT [FIRST]: as many as that, from number FIRST on; without arguments, the test."""
+    """COUNT [FIRST]: tries COUNT configurations from number FIRST on; without arguments, runs the test."""
     if len(sys.argv) < 2 or not sys.argv[1].isdigit():
         return unittest.main()
     first, failed = int(sys.argv[2]) if len(sys.argv) > 2 else 0, 0

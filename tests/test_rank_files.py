@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What ranks read: two ranks in folders of their own, as on two hosts, have different files with the same names. Each kind of file
-is refused before it is used. Files that only rank 0 reads, and differences without effect, are accepted."""
+"""Two ranks in separate folders, as on two hosts, have different files with the same names. Each kind of file is refused before
+it is used. Files that only rank 0 reads, and differences without effect, are accepted."""
 import json, os, random, shlex, shutil, struct, subprocess, tempfile, unittest
 
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -32,7 +32,8 @@ def tokens(seed, count=640):
 class RankFiles(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        """A and B: the folders of rank 0 and rank 1, with the same files: a run, the model exported from it, adapters."""
+        """A and B are the folders of rank 0 and rank 1, with the same files: a run, the model exported from the run, and
+        adapters."""
         cls.top = tempfile.mkdtemp()
         cls.ranks = [os.path.join(cls.top, name) for name in "AB"]
         for name in ("A", "other"):
@@ -60,13 +61,13 @@ class RankFiles(unittest.TestCase):
             file.write(data)
 
     def both(self, name, content, other):
-        """Writes a file for both ranks; from now on that of the second differs."""
+        """Writes a file for both ranks; the second rank's file differs from now on."""
         for folder, mine in zip(self.ranks, (content, other)):
             self.write(folder, name, mine)
             self.addCleanup(os.remove, os.path.join(folder, name))
 
     def instead(self, name):
-        """Rank 1 has the other run's folder of this name until the end of the test."""
+        """Rank 1 has the folder of this name from another run, until the end of the test."""
         here = os.path.join(self.ranks[1], name)
         os.rename(here, here + ".mine")
         shutil.copytree(os.path.join(self.other, name), here, symlinks=True)
@@ -78,7 +79,7 @@ class RankFiles(unittest.TestCase):
         subprocess.run([TRAIN, *arguments], cwd=folder, check=True, capture_output=True)
 
     def run_both(self, *arguments):
-        """save_folder is one for both."""
+        """Both ranks use the same save_folder."""
         saved = tempfile.mkdtemp(dir=self.top)
         rank = lambda folder: ["-n", "1", "--wdir", folder, TRAIN, *arguments, f"--save_folder={saved}"]
         self.saved = saved
@@ -119,7 +120,7 @@ class RankFiles(unittest.TestCase):
         self.refused("weights", "c.yaml", "--load_path=adapters/latest", "--lora.base_path=model")
 
     def test_one_value(self):
-        """In a tensor smaller than the sample each byte counts: here the last byte of the final norm."""
+        """In a tensor that is smaller than the sample, each byte counts: here the last byte of the final norm."""
         path = os.path.join(self.ranks[1], "model", "model.safetensors")
         with open(path, "rb") as file:
             whole = bytearray(file.read())
@@ -132,7 +133,7 @@ class RankFiles(unittest.TestCase):
         self.refused("weights", "c.yaml", "--load_path=model")
 
     def test_checkpoints(self):
-        """A checkpoint's trainer.json has the checksums of all of it; without them moments are compared by samples."""
+        """A checkpoint's trainer.json has the checksums of all tensors. Without checksums, moments are compared by samples."""
         self.instead("run")
         self.refused("trainer.json", "c.yaml", "--load_path=run/latest", "--max_duration=4")
         shutil.copy(os.path.join(self.ranks[0], "run/step2/model.safetensors"), os.path.join(self.ranks[1], "run/step2"))
@@ -193,7 +194,7 @@ class RankFiles(unittest.TestCase):
         head = {"task": "a", "metric": "acc", "questions": 1}
         lines = lambda questions: "".join(json.dumps(q) + "\n" for q in [head, *questions])
         other = json.loads(json.dumps(QUESTIONS))
-        other[0]["choices"][1]["tokens"][2] = 5         # as many choices and tokens
+        other[0]["choices"][1]["tokens"][2] = 5         # the same number of choices and tokens
         self.both("q.jsonl", lines(QUESTIONS), lines(other))
         evaluator = "--evaluators=[{label: q, type: downstream, data: {paths: [q.jsonl]}}]"
         self.refused("questions of evaluator 'q'", "c.yaml", "--eval_interval=1", evaluator)
@@ -206,7 +207,7 @@ class RankFiles(unittest.TestCase):
         self.refused("configurations", "d.yaml", "--load_path=model", "--generate=prompts.jsonl")
 
     def test_rank_0_alone(self):
-        """Prompts and tokenizer are read by rank 0 and nobody else: there is one of each, whatever other hosts have."""
+        """Only rank 0 reads prompts and the tokenizer, so other hosts may have different files."""
         self.both("p.jsonl", '{"tokens": [1, 2]}\n', "nonsense")
         said = self.accepted("c.yaml", "--load_path=model", "--generate=p.jsonl", "--max_new_tokens=4")
         alone = subprocess.run([TRAIN, "c.yaml", "--load_path=model", "--generate=p.jsonl", "--max_new_tokens=4"],
@@ -220,7 +221,7 @@ class RankFiles(unittest.TestCase):
             self.assertIn('"t7": 7', file.read())
 
     def test_patterns(self):
-        """** takes files of all folders below, in the order of their names, on the command line and in evaluators."""
+        """** matches the files of all folders below, in the order of their names, on the command line and in evaluators."""
         for folder in self.ranks:
             for i, name in enumerate(("one", "one/two", "one/.hidden", "three")):
                 os.makedirs(os.path.join(folder, "deep", name))

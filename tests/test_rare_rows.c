@@ -32,9 +32,9 @@
 #define PLAIN(d) { d, 128, .bf16_scale = true }
 static const Format F = { F32, 0 };
 static const double BETA1 = 0.9, BETA2 = 0.95, EPS = 1e-8;
-enum { GROUP = 256 }; /* the longest */
+enum { GROUP = 256 }; /* the longest group */
 
-/* r, and the least m that does not decay */
+/* r, and the smallest m that does not decay */
 typedef struct {
     Format m, v;
     double zero, stays;
@@ -54,7 +54,7 @@ enum { WAYS = sizeof ways / sizeof *ways };
 
 /* ---- what is stored as 0 --------------------------------------------------------------------- */
 
-/* A v of x next to one of `most` and zeros, as it is read back. */
+/* Returns a v of x as it is read back, next to a v of `most` and zeros. */
 static float read_back(Format f, float x, float most)
 {
     float in[GROUP] = { most, x }, out[GROUP];
@@ -69,7 +69,7 @@ static float read_back(Format f, float x, float most)
     return out[1];
 }
 
-/* The largest such x, by bisection over the bits of floats. */
+/* Returns the largest such x, by bisection over the bits of floats. */
 static double largest_zero(Format f, float most)
 {
     uint32_t below = 0, above;
@@ -84,7 +84,7 @@ static double largest_zero(Format f, float most)
     return (double)float_from_bits(below);
 }
 
-/* A scale of BF16 is rounded up, by 2^-7 at most; the rest is rounding of F32. */
+/* A BF16 scale is rounded up, by at most 2^-7. The remaining error is rounding of F32. */
 TEST(test_zeros)
 {
     for (int i = 0; i < WAYS; i++)
@@ -104,8 +104,9 @@ TEST(test_zeros)
  * k of these groups, 4/16 and 7/16. */
 static const double ROUNDING = 1.6;
 
-/* The largest update of the second element of a group whose first has gradients G: it has none for
- * `late` steps, `small` ones for 60, and then none again. */
+/* Returns the largest update of the second element of a group whose first element has gradients G.
+ * The second element has no gradient for `late` steps, `small` gradients for 60 steps, and then
+ * none again. */
 static double worst_update(const Way *k, double G, double small, int late, int without)
 {
     const int n = format_is_dynamic8(k->m) ? GROUP : 128;
@@ -134,7 +135,7 @@ static double worst_update(const Way *k, double G, double small, int late, int w
     return worst;
 }
 
-/* The bound holds, and where it is above 10 some gradients come within a factor of three of it. */
+/* The bound holds. If it is above 10, some gradients come within a factor of three of it. */
 TEST(test_bound)
 {
     const double B = (1 - BETA1) / sqrt((1 - BETA2) * (1 - BETA1 * BETA1 / BETA2));
@@ -156,8 +157,8 @@ TEST(test_bound)
 
 enum { STEPS = 24, EVERY = 10 };
 
-/* Gradients of a unit, of 1e-3 in size: in blocks those of all weights; elsewhere those of every
- * second row only each tenth step. */
+/* Makes gradients of a unit of size 1e-3. In blocks, all weights have gradients. In other units,
+ * every second row has gradients only in each tenth step. */
 static void put_gradients(const ParamStore *store, int u, int step)
 {
     const Shard *s = &store->shard[u];
@@ -176,7 +177,7 @@ static void put_gradients(const ParamStore *store, int u, int step)
     put(s->grad, g);
 }
 
-/* The largest update of any weight that `step` of the optimizer makes. */
+/* Returns the largest update of any weight in one step of the optimizer. */
 static double largest_update(const char *optimizer, const char *recipe)
 {
     static ModelConfig architecture_of_run;

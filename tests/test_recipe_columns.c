@@ -1,5 +1,5 @@
-/* The columns that make COAT's recipes faster than COAT: the head's gradient in FP8, and scales of
- * the step. Expected errors of formats: test_recipes.c. */
+/* The formats that make COAT's recipes faster than COAT: the head's gradient in FP8, and scales of
+ * the step. test_recipes.c tests the expected errors of formats. */
 #include "tests/test.h"
 #include "tests/recipe_runs.h"
 
@@ -62,7 +62,7 @@ TEST(test_head)
 
 /* ---- scales of the step ---------------------------------------------------------------------- */
 
-/* Root mean square of the errors of all gradients. */
+/* Returns the root mean square of the errors of all gradients. */
 static double mean_distance(const Result *x, const Result *exact, double *worst)
 {
     double sum = 0;
@@ -81,7 +81,7 @@ static double mean_distance(const Result *x, const Result *exact, double *worst)
 static const char *const step_recipes[] = { "fp8", "coat-act", "coat-lean" };
 enum { STEP_RECIPES = sizeof step_recipes / sizeof step_recipes[0] };
 
-/* error[r][scales]: of recipe r, summed over the models. */
+/* error[r][scales]: error of recipe r, summed over the models */
 static void add_errors(SmallModel a, double error[STEP_RECIPES][2])
 {
     const ModelConfig m = wide(a);
@@ -103,10 +103,11 @@ static void add_errors(SmallModel a, double error[STEP_RECIPES][2])
     free_result(&exact);
 }
 
-/* Headroom costs no digits, so mean errors are those of measured scales. One model's vary by 9 % as
- * above, the mean of eight by 3.2 %, the difference of two means by 4.5 %: at most twice that. The
- * first micro-batch's gradients are 0, so the second exceeds the ranges. Single gradients may have
- * errors of 0.32, and 1.30 times that with YaRN's scores (test_recipes.c). */
+/* Headroom costs no mantissa bits, so mean errors equal those of measured scales. The error of one
+ * model varies by 9 %, as above, the mean of eight by 3.2 %, the difference of two means by 4.5 %;
+ * at most twice that is allowed. The gradients of the first micro-batch are 0, so the second one
+ * exceeds the ranges. Single gradients may have errors of 0.32, and 1.30 times that with YaRN's
+ * scores (test_recipes.c). */
 TEST(test_step_scales)
 {
     double error[STEP_RECIPES][2] = { 0 };
@@ -116,7 +117,7 @@ TEST(test_step_scales)
         assert_true(error[r][PER_STEP] <= error[r][PER_MICROBATCH] * 1.09);
 }
 
-/* Recomputation of a block finds the ranges of its forward pass, and makes the same codes. */
+/* The recomputation of a block uses the ranges of its forward pass, and makes the same codes. */
 TEST(test_step_recomputation)
 {
     for (int i = -1; i < NUM_ADAPTED; i++) {
@@ -151,8 +152,8 @@ static double forward_loss(const ModelConfig *m, ScalesPer scales)
     return loss;
 }
 
-/* Ranges are valid only within their step: after another one, even one that was not finite, a step
- * gives the same bits. A pass without backward does not read them either. */
+/* Ranges are valid only within their step. After another step, even one that was not finite, a step
+ * gives the same bits. A pass without backward does not read the ranges, either. */
 TEST(test_step_ends)
 {
     for (int i = -1; i < NUM_ADAPTED; i++) {
@@ -167,7 +168,8 @@ TEST(test_step_ends)
     assert_true(forward_loss(&m, PER_MICROBATCH) == forward_loss(&m, PER_STEP));
 }
 
-/* A step's first micro-batch is measured: if it is the only one, the column changes no bit. */
+/* The first micro-batch of a step is measured. If a step has only one, the setting changes no
+ * bit. */
 TEST(test_single_micro_batch)
 {
     static const char *const names[] = { "fp8", "coat", "coat-lean" };
@@ -180,8 +182,8 @@ TEST(test_single_micro_batch)
         }
 }
 
-/* Evaluation and generation have no backward: both columns change neither their memory nor their
- * losses, for any shape. */
+/* Evaluation and generation have no backward, so both settings change neither memory nor losses,
+ * for any shape. */
 static double evaluated(const ModelConfig *m, const char *recipe, bool columns, size_t *bytes)
 {
     Config c;
@@ -223,7 +225,7 @@ TEST(test_forward_only)
     }
 }
 
-/* Each operand of each block has its own range; dy, which all blocks share, is measured every
+/* Each operand of each block has its own range. dy, which all blocks share, is measured every
  * time. */
 TEST(test_ranges)
 {
@@ -272,7 +274,7 @@ static unsigned sums_in_place(const Config *c)
     return in_place;
 }
 
-/* matmul may round sums in place once more: evaluation does so where training does. */
+/* matmul in place may round sums once more. So evaluation adds in place where training does. */
 TEST(test_sums_in_place)
 {
     const ModelConfig models[] = { wide(LLAMA), wide(OLMO2) };

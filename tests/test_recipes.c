@@ -137,8 +137,8 @@ TEST(test_adapters)
     }
 }
 
-/* With a z-loss the gradient of a logit is (1 + 2 w z) p - [target], times a scale: here, with w =
- * 3 and z of 5, up to 31 p. A range for gradients without z-loss would saturate them. */
+/* With a z-loss, the gradient of a logit is (1 + 2 w z) p - [target], times a scale. Here, with w =
+ * 3 and z = 5, it is up to 31 p. A range for gradients without z-loss would saturate them. */
 TEST(test_z_loss)
 {
     static const char *const recipes[] = { "coat-act", "coat", "coat-lean" };
@@ -157,7 +157,7 @@ TEST(test_z_loss)
             printf("%-10s %-10s with z-loss: worst gradient %.4f (%s of unit %d)\n",
                    architecture_name(tied ? LLAMA_GQA : LLAMA), recipes[r], worst, where, unit);
             assert_true(worst <= 0.32);
-            /* else z-loss has no effect here */
+            /* otherwise z-loss has no effect here */
             assert_true(worst_distance(&without, &exact, &unit, &where) > 0.9);
             free_result(&exact), free_result(&found), free_result(&without);
         }
@@ -169,9 +169,9 @@ static void check_same(const ModelConfig *m, const char *recipe, Keep one, Keep 
                   (How){ other, true, 1, PER_MICROBATCH });
 }
 
-/* Recomputation uses the same values and scales: the same bits. Whole blocks only if the stream is
- * kept: else the residual is added in place, for which a GEMM library may choose another
- * algorithm. */
+/* Recomputation uses the same values and scales, so it gives the same bits. Whole blocks are
+ * recomputed only if the stream is kept. Otherwise the residual is added in place, for which a GEMM
+ * library may choose another algorithm. */
 TEST(test_recomputation)
 {
     for (int i = -1; i < NUM_ADAPTED; i++) {
@@ -188,7 +188,7 @@ TEST(test_recomputation)
 }
 
 /* Tensors that no gradient reads are not kept: with adapters only on q, the inputs of the MLP's
- * layers. */
+ * layers are not kept. */
 TEST(test_kept)
 {
     static const char *const recipes[] = { "bf16", "fp8" };
@@ -210,7 +210,8 @@ TEST(test_kept)
     }
 }
 
-/* An attention output saved in the format of its operand is saved once; coat saves it in bf16. */
+/* If an attention output is saved in the format of its operand, it is saved once; coat saves it in
+ * bf16. */
 TEST(test_shared_operand)
 {
     static const char *const recipes[] = { "coat", "coat-lean" };
@@ -230,9 +231,9 @@ TEST(test_shared_operand)
     }
 }
 
-/* A sharded base in E4M3 is gathered from where it is stored to where GEMMs read it: two blocks'
- * codes, and the embedding or the head. Norm weights and adapters are on every rank, and need no
- * memory there. */
+/* A sharded E4M3 base is gathered from its stored codes directly to the operands of GEMMs: the
+ * codes of two blocks, and the embedding or the head. Every rank has the norm weights and adapters,
+ * which need no memory for gathering. */
 TEST(test_gathered)
 {
     const ModelConfig m = with_adapters(wide(LLAMA), RANK, ALL_MODULES, BASE_E4M3);
@@ -282,7 +283,7 @@ static BlockResult run_block(const char *recipe)
     for (size_t i = 0; i < r.n; i++)
         r.branches[i] -= in[i];
     init_normal(model.text.work.dres, 1, 0, 5, 0);
-    model.text.work.dres_amax = NULL; /* its maximum is unknown */
+    model.text.work.dres_amax = NULL; /* the maximum is unknown */
     fsdp_gather(&store, 1, FOR_BACKWARD);
     block_backward(&model.text, w, fsdp_grads(&store, 1), a, &model.acts[1],
                    (BackwardStep){ .needs_dx = true });

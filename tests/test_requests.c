@@ -1,5 +1,5 @@
-/* Request files: valid ones, refusals with their lines; packing of choices; scores of known
- * choices. */
+/* Request files: valid files, refused files with the number of the line; packing of choices; scores
+ * of known choices. */
 #include "tests/test.h"
 #include "tests/kit.h"
 
@@ -40,8 +40,8 @@ static Requests read_text(const char *text)
 #define QUESTION(gold, choices) "{\"gold\": " #gold ", \"choices\": [" choices "]}\n"
 #define TWO CHOICE("1, 2, 3", 1) ", " CHOICE("1, 2, 4", 2)
 
-/* A context is truncated from the left, so that all tokens except the last fit; the same choice is
- * found again. */
+/* A context is truncated from the left, so that all tokens except the last fit. A repeated choice
+ * is read once. */
 TEST(test_reading)
 {
     Requests r = read_text(HEAD("len_norm", 2) QUESTION(1, TWO) QUESTION(
@@ -106,12 +106,13 @@ TEST(test_refused)
         DIES(bad[i].said, read_text(bad[i].text));
 }
 
-/* Every choice is in one sequence, in order; no sequence is too long, and none has space for the
- * next choice. */
+/* Every choice is in one sequence, in order. No sequence is too long, and no sequence has room for
+ * the next choice. */
 TEST(test_packing)
 {
     enum { CHOICES = 7 };
-    static const int length[CHOICES] = { 4, 3, 6, 7, 2, 2, 2 }; /* one less is read */
+    /* the program reads one token less */
+    static const int length[CHOICES] = { 4, 3, 6, 7, 2, 2, 2 };
     static const int expected[] = { 0, 2, 3, 4, CHOICES };
     Choice choice[CHOICES];
     Question question[2] = { { 0, 4, 0 }, { 4, 3, 0 } };
@@ -130,8 +131,9 @@ TEST(test_packing)
     free(first);
 }
 
-/* By hand: the first question is right only per character; the second except for len_norm, which
- * does not count the blank; of equal choices the first is taken, so the third is wrong. */
+/* By hand: the first question is right only per character; the second is right except for len_norm,
+ * which does not count the blank. Of equal choices the first is taken, so the third question is
+ * wrong. */
 TEST(test_scores)
 {
     const Choice choice[] = { { .characters = 2, .bytes = 2 }, { .characters = 8, .bytes = 9 },

@@ -1,6 +1,6 @@
-/* Weights that stay after they are gathered or, on one rank, rounded: of as many units as fit,
- * equal on every rank; this changes no bit, and the trace shows how often they are made. On 1, 2
- * and 4 ranks. */
+/* Weights that stay gathered or, on one rank, stay rounded. The same number of units stays on every
+ * rank, as many as fit. This changes no bit, and the trace shows how often weights are gathered or
+ * rounded. On 1, 2 and 4 ranks. */
 #include "kernels/runtime/trace.h"
 #include "model/plan_model.h"
 #include "model/predict/memory.h"
@@ -11,8 +11,8 @@
 /* with two kept units, block 1 stays, and blocks 3 and 5 share a buffer */
 enum { LAYERS = 5, MICRO_BATCHES = 3 };
 
-/* How often a step gathers a block that stays, and the lowest block of a shared buffer; on one rank
- * how often it makes the operands of the lowest and of another block. */
+/* once: how often a step gathers a block that stays; lowest: the lowest block of a shared buffer.
+ * On one rank: how often a step makes the operands of the lowest block and of another block. */
 enum { SOME_MODULES = 1 << LORA_Q | 1 << LORA_V | 1 << LORA_UP | 1 << LORA_DOWN };
 static const struct {
     Case k;
@@ -71,8 +71,8 @@ static void end_trace(void)
     rmdir(folder);
 }
 
-/* A traced step: spans of all kinds, each operation among them, in a file that is JSON, and waits
- * that are not negative. */
+/* Traces a step: it has spans of all kinds, each operation among them, its file is JSON, and waits
+ * are not negative. */
 TEST(test_trace)
 {
     Run r;
@@ -97,10 +97,10 @@ TEST(test_trace)
 
 /* ---- weights that stay ----------------------------------------------------------------------- */
 
-/* memory of a device that weights leave free */
+/* Returns the memory of a device that the weights leave free. */
 static const double SPARE = 3.0 * (1 << 30);
 
-/* Memory of a device for `kept` units that stay, but not for one more block. */
+/* Returns the memory of a device for `kept` units that stay, but not for one more block. */
 static double needed(const Run *r, bool sum_once, int resident)
 {
     Model m;
@@ -127,7 +127,7 @@ static int gathers(int unit)
     return count;
 }
 
-/* Two steps, the second traced, each followed by the loss of an evaluation. */
+/* Runs two steps, the second traced, and evaluates the loss after each. */
 static Curve train_kept(Run *r)
 {
     Curve c = { 0 };
@@ -143,7 +143,7 @@ static Curve train_kept(Run *r)
     return c;
 }
 
-/* How often a step makes the weights of block 1 + 2k. */
+/* Returns how often a step makes the weights of block 1 + 2k. */
 static int expected_gathers(int row, int resident, int k)
 {
     if (comm_size() == 1)
@@ -151,10 +151,10 @@ static int expected_gathers(int row, int resident, int k)
     return k < resident ? rows[row].once : k == resident ? rows[row].lowest : 2 * MICRO_BATCHES;
 }
 
-/* Kept weights have the bits of weights made for each pass. Those of a buffer's lowest block are
- * still there when forward begins again, except with NF4, where they are in backward's layout. Kept
- * weights were made by the evaluation after the previous step; on several ranks FP8 weights are
- * transposed in the step, those of a base only once. */
+/* Kept weights have the bits of weights that are made for each pass. The weights of a buffer's
+ * lowest block are still there when the next forward pass begins, except NF4 weights, which are in
+ * backward's layout. The evaluation after the previous step has made the kept weights. On several
+ * ranks, FP8 weights are transposed in the step; those of a base are transposed only once. */
 TEST(test_kept)
 {
     /* one rank uses BF16 weights as stored */
@@ -183,7 +183,7 @@ TEST(test_kept)
     }
 }
 
-static size_t total, used; /* of a device, if set by a test */
+static size_t total, used; /* memory of a device, if a test sets it */
 
 size_t __real_device_memory_total(void), __wrap_device_memory_total(void);
 size_t __wrap_device_memory_total(void)
@@ -206,8 +206,9 @@ static int planned_to_keep(Run *r, bool *sums_once)
     return resident;
 }
 
-/* If devices have memory for different numbers of units, all ranks keep the least. The same if
- * other programs use memory, which changes neither how gradients are summed nor a dry run. */
+/* If devices have memory for different numbers of units, all ranks keep the smallest number. The
+ * same holds if other programs use memory, which changes neither how gradients are summed nor a dry
+ * run. */
 TEST(test_agreement)
 {
     bool once;
@@ -231,7 +232,7 @@ TEST(test_agreement)
     total = 0;
 }
 
-/* The bytes of a plan that gathers weights for each pass. */
+/* Returns the bytes of a plan that gathers weights for each pass. */
 static double planned_bytes(const Run *r, HostUse activations)
 {
     Config c = r->config;
@@ -246,9 +247,9 @@ static double planned_bytes(const Run *r, HostUse activations)
     return bytes;
 }
 
-/* Two stages of two shards or tensor ranks, whose devices have memory for different numbers of
- * units that stay, or of slots for activations: in a stage both have the least, since they gather
- * together and tensors have the same offsets on both. */
+/* Two stages of two shard or tensor ranks, whose devices have memory for different numbers of units
+ * that stay, or of slots for activations. Both ranks of a stage have the smaller number, because
+ * they gather together and their tensors have the same offsets. */
 static void check_stages(int tensor, bool slots)
 {
     Run r;
@@ -285,7 +286,7 @@ TEST(test_stages)
     check_stages(2, true);
 }
 
-/* A dry run with different devices plans for the smallest. */
+/* A dry run with different devices plans for the smallest device. */
 TEST(test_smallest_device)
 {
     enum { SEQUENCES = 5, MORE = 3 };

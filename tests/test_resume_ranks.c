@@ -1,7 +1,7 @@
-/* Runs on any number of ranks, under every strategy, resume bit for bit: with adapters, whose base
- * comes only from its own folder, frozen parameters, and optimizers, one of them added by the test.
- * Training changes each trained parameter and no byte of another; losses fall; a single rank reads
- * and writes the same files. On 1, 2 and 4 ranks. */
+/* Runs on any number of ranks resume bit for bit, under every strategy: with adapters, whose base
+ * comes only from its own folder, with frozen parameters, and with every optimizer, one of which
+ * the test adds. Training changes each trained parameter and no byte of another one, and losses
+ * fall. A single rank reads and writes the same files. On 1, 2 and 4 ranks. */
 #include "kernels/runtime/comm.h"
 #include "kernels/runtime/error.h"
 #include "model/checkpoint/checkpoint.h"
@@ -16,8 +16,8 @@ enum { BATCH = 4, HALF = 2, STEPS = 2 * HALF };
 enum { SOME = 1 << LORA_K | 1 << LORA_O | 1 << LORA_UP, Q_AND_V = 1 << LORA_Q | 1 << LORA_V };
 #define MLP_AND_HEAD .trainable = { "model.layers.*.mlp.*", "lm_head.weight" }
 
-/* ways: strategies, a bit each; 0: half of them, so that for each format of the base its two
- * recipes cover all. */
+/* ways: strategies, one bit each; 0: half of them, so that for each format of the base its two
+ * recipes cover all strategies. */
 static const struct {
     Case k;
     unsigned ways;
@@ -62,10 +62,10 @@ static bool trains_all(const Case *k)
     return !k->modules && !k->trainable[0];
 }
 
-static int cases;       /* so far; each has a folder of its own */
+static int cases;       /* number of cases so far; each case has its own folder */
 static char *base_path; /* of adapters */
 
-/* A text until release(). */
+/* Returns a text that is valid until release(). */
 static char *text(const char *format, ...) __attribute__((format(printf, 1, 2)));
 static char *text(const char *format, ...)
 {
@@ -84,7 +84,8 @@ static void shell(const char *command)
     comm_barrier();
 }
 
-/* Saves in this folder. Norms of 64 weights: groups of 128 and 256 reach into padding. */
+/* Saves in this folder. The norms have 64 weights, so groups of 128 and 256 reach into the
+ * padding. */
 static void open_run(Run *r, const Case *k, Strategy s, const char *folder)
 {
     configure(r, k, architecture(k->model), s);
@@ -128,7 +129,8 @@ static void train(Run *r, double *loss, int first, int end)
     }
 }
 
-/* States after a parameter stay 0; else groups that include them would be rounded differently. */
+/* The states of padding stay 0. Otherwise groups that contain padding would be rounded
+ * differently. */
 static void check_padding(const char *what, const ParamStore *store)
 {
     double looked = 0;
@@ -156,7 +158,7 @@ static void check_padding(const char *what, const ParamStore *store)
     assert_true(looked > 0);
 }
 
-/* The last checkpoint of this run has the files of the first run's. */
+/* Compares the last checkpoint of this run with the files of the first run. */
 static void check_files(const Run *r)
 {
     const char *own = r->config.save_folder,
@@ -225,7 +227,7 @@ static void check_resume(const Case *k, Strategy s, const char *what, double los
     close_run(&r);
 }
 
-/* On one rank nothing is sharded: weights that stay change no bit. */
+/* On one rank nothing is sharded. Weights that stay change no bit. */
 static void check_alone(int row, const double loss[STEPS])
 {
     static double first[ROWS][STEPS];

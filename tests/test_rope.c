@@ -1,5 +1,5 @@
-/* RoPE with clamp and QK-norm, of q and k as a whole or head by head, against a double reference,
- * within bounds derived next to each. Notation and assumptions as in test_kernels.c. */
+/* Compares RoPE with a clamp and QK-norm, of q and k as a whole or per head, with a double
+ * reference. A comment derives each bound. Notation and assumptions are those of test_kernels.c. */
 #include "tests/test.h"
 #include "tests/heads.h"
 #include "tests/rotate.h"
@@ -9,8 +9,9 @@ static const Shape shapes[] = {
     { "d64", 2, 48, 4, 2, 64 }, { "d128", 1, 136, 2, 1, 128 }, { "d128-mha", 1, 136, 2, 2, 128 },
 };
 
-/* More for norms by head. For the CUDA back end: half heads that are not whole packs of 8, or 3, 5
- * and 6 of them; more heads than a block holds; more tokens than blocks. */
+/* Further shapes for norms per head. For the CUDA back end: half heads that are not multiples of
+ * packs of 8, or of 3, 5 and 6 packs; more heads than a thread block holds; more tokens than thread
+ * blocks. */
 // clang-format off
 static const Shape head_shapes[] = {
     { "d16", 2, 9, 4, 2, 16 },     { "d24", 2, 7, 3, 1, 24 },     { "d40", 1, 5, 4, 4, 40 },
@@ -52,8 +53,8 @@ static double norm_row(double *x, double *e, int width, const double *w, double 
     return r;
 }
 
-/* Terms of dqnorm and dknorm that a back end may add one after the other in F32 before it continues
- * in F64. */
+/* Number of terms of dqnorm and dknorm that a back end may add one after the other in F32 before it
+ * continues in F64. */
 enum { CHAIN = 64 };
 
 /* d = r (d w - h mean(d w h)), h = u r: a mean of `width` terms has an error of (width + 8) u of
@@ -84,8 +85,8 @@ typedef struct {
     const Shape *s;
     const RopeCase *k;
     Attention a;
-    int N, Q, KW, S;      /* tokens; widths of q, of k and of a row */
-    int q_norms, k_norms; /* numbers of equal parts of q and k, each with its norm */
+    int N, Q, KW, S;      /* number of tokens; widths of q, of k and of a row */
+    int q_norms, k_norms; /* number of equal ranges of q and k; each range has its norm */
     Tensor x, qw, kw, stats;
     double *X, *QW, *KN;
     float *table;
@@ -114,7 +115,7 @@ static Rope rope_setup(const FormatRow *f, const Shape *s, const RopeCase *k)
     return r;
 }
 
-/* Norms q and k of one token part by part; rstd: of the parts. */
+/* Norms q and k of one token, range by range; rstd: of the ranges. */
 static void norm_token(const Rope *r, double *row, double *er, double *rstd)
 {
     for (int i = 0; i < r->q_norms + r->k_norms; i++) {

@@ -1,6 +1,6 @@
-/* The rotary table against transformers 5.23 with the same settings (_compute_yarn_parameters). Its
- * frequencies are F32 after a power, a product and a sum, our table is F32 too: equal to 4 u. A
- * frequency is the angle of position 1. */
+/* Compares the rotary table with transformers 5.23 with the same settings
+ * (_compute_yarn_parameters). Its frequencies are F32 after a power, a product and a sum. Our table
+ * is F32, too, so both agree to 4 u. A frequency is the angle of position 1. */
 #include <math.h>
 #include <stddef.h>
 
@@ -38,8 +38,8 @@ static const Case cases[] = {
       18,
       { 0.02495540865, 0.01928275451, 0.0148556903, 0.01140733995 },
       1.2079441541679836 },
-    /* the ramp begins before the first pair; has length 0; ends before it begins, twice; is limited
-     * to D - 1 */
+    /* the ramp begins before the first pair; has length 0; ends before it begins, in two cases; is
+     * limited to D - 1 */
     { 8,
       1000,
       4,

@@ -1,5 +1,6 @@
-/* The router of experts: choice, rows, statistics and gradients, against their definitions in
- * double precision. u = 2^-24. test_kernel_gradients has finite differences of the gradients. */
+/* Compares the router of experts with its definition in double precision: choice, rows, statistics
+ * and gradients. u = 2^-24. test_kernel_gradients compares the gradients with finite
+ * differences. */
 #include "tests/test.h"
 #include "tests/golden.h"
 #include "tests/routing.h"
@@ -144,8 +145,8 @@ TEST(test_bias)
         bias_case(&cases[i]);
 }
 
-/* Whatever the logits are, each token has k different experts, and each assignment a row of its
- * own among the rows of its expert. Else a diverged run would write outside its memory. */
+/* Whatever the logits are, each token has k different experts, and each assignment has its own row
+ * among the rows of its expert. Otherwise a diverged run would write outside of its memory. */
 TEST(test_not_finite)
 {
     enum { N = 150, E = 6, K = 4 };
@@ -177,8 +178,8 @@ TEST(test_not_finite)
 
 /* ---- statistics ------------------------------------------------------------------------------ */
 
-/* Sums of `tokens` terms, in any order, add tokens u of the sum of their sizes. -log p = z - x has
- * an absolute error of that of z and 2 u (|z| + |x|). */
+/* Sums of `tokens` terms, in any order, have an error of tokens u of the sum of their sizes. -log p
+ * = z - x has the absolute error of z, and 2 u (|z| + |x|). */
 static void stats_case(const Case *c)
 {
     const int E = c->E, width = router_stats_width(E), tokens = c->N / c->groups;
@@ -220,8 +221,8 @@ TEST(test_stats)
 
 /* ---- gradients ------------------------------------------------------------------------------- */
 
-/* The gradient with respect to p of one token: of weights, with respect to each p, and of the
- * balance loss. size: the sum of the absolute values of its terms. */
+/* The gradient with respect to p of one token: from the weights, each of which depends on p, and
+ * from the balance loss. size: the sum of the absolute values of its terms. */
 static void probability_gradient(double *dp, double *size, const double *p, const Routed *g, int n,
                                  const double *dweight, bool normalize, const double *count,
                                  double balance)
@@ -283,7 +284,8 @@ static void reference(double *ref, double *bound, const double *x, const Routed 
     }
 }
 
-/* dweight of padding rows, and columns of counts beyond E, are NaN: nothing may depend on them. */
+/* dweight of padding rows, and columns of counts beyond E, are NaN: no result may depend on
+ * them. */
 static void backward_case(const Case *c, const Losses *l)
 {
     const int E = c->E, width = router_stats_width(E);

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""scripts/run-tests: what it says and how it ends where tests pass, fail, are skipped for a package, or test nothing. And the table
-of README.md names every test."""
+"""scripts/run-tests: its messages and exit status if tests pass, fail, are skipped because of a package, or test nothing. Also
+checks that the tables of README.md name every test."""
 import fnmatch, glob, os, re, subprocess, tempfile, unittest
 
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -33,7 +33,7 @@ class RunTestsTest(unittest.TestCase):
         self.assertNotIn("SKIPPED", output)
 
     def test_skipped(self):
-        """A part of a test, or all of one: said, and a failure where CI is true."""
+        """A skipped part of a test, or a skipped test, is reported, and is a failure if CI is true."""
         for ci in "", "true":
             code, output = self.run_tests(PASSES + SKIPS, SKIPS, ci=ci)
             self.assertEqual(code, ci == "true")
@@ -51,13 +51,13 @@ class RunTestsTest(unittest.TestCase):
             self.assertIn("FAILED  ", output)
 
     def test_report(self):
-        """A report of ThreadSanitizer by a process that a test started, which itself passes."""
+        """ThreadSanitizer reports a race in a process that a test started; the test itself passes."""
         code, output = self.run_tests(PASSES, REPORTS)
         self.assertEqual((code, output.splitlines()[-1]), (1, "2 passed, 1 failed"))
         self.assertIn("FAILED  test-logs/report.7:\ndata race", output)
 
     def test_table(self):
-        """tests/README.md names every test, some as patterns, and no test that is not there."""
+        """tests/README.md names every test, some as patterns, and no test that does not exist."""
         with open(os.path.join(TOP, "tests", "README.md")) as file:
             named = set(re.findall(r"`(test_[\w*]+)(?:\.py)?`", file.read()))
         tests = [os.path.splitext(os.path.basename(path))[0] for path in glob.glob(os.path.join(TOP, "tests", "test_*.*"))]

@@ -1,5 +1,5 @@
-/* Invalid or damaged safetensors are not read; which bytes of a file identify it; and names are
- * found. test_checkpoint.c reads checkpoints back. */
+/* Invalid and damaged safetensors files are not read. Also the bytes of a file that identify it,
+ * and the search for names. test_checkpoint.c reads checkpoints back. */
 #include <time.h>
 
 #include "model/checkpoint/base_fingerprint.h"
@@ -37,10 +37,10 @@ TEST(test_damaged_headers)
         size_t data;
         const char *message;
     } bad[] = {
-        { "[1]", 0, "no JSON object" },
+        { "[1]", 0, "not a JSON object" },
         { "{\"a\":3}", 0, "tensor a" },
         { "{" ENTRY("a", "F32", "2", 0, 8) "," ENTRY("a", "F32", "2", 0, 8) "}", 8,
-          "no JSON object" },
+          "not a JSON object" },
         { "{" ENTRY("a", "F32", "2,3", 0, 23) "}", 23, "tensor a" },
         { "{" ENTRY("a", "F32", "-2,-3", 0, 24) "}", 24, "tensor a" },
         { "{" ENTRY("a", "F32", "9223372036854775807,2", 0, 8) "}", 8, "tensor a" },
@@ -85,7 +85,7 @@ TEST(test_sampled_pages)
     assert_true(fingerprint[4] == fingerprint[0]); /* bytes between the pages are not read */
 }
 
-/* Names of tensors that begin as others do, in no order. */
+/* Names of tensors that are prefixes of other names, in random order. */
 static const char *name_of(int i)
 {
     return text("model.layers.%d.experts%s", i * 7919 % 20011, i % 3 ? ".weight" : "");
@@ -102,7 +102,8 @@ static SafeFile *write_names(int count)
     return safetensors_open(text("%s/names.safetensors", root));
 }
 
-/* As a search of all of them does; also where a name is there twice, and after names have changed. */
+/* Finds the same tensors as a search of all names, also if a name occurs twice, and after names
+ * have changed. */
 TEST(test_names)
 {
     enum { COUNT = 100 };
@@ -122,8 +123,8 @@ TEST(test_names)
     safetensors_close(f);
 }
 
-/* Whether each of many tensors belongs to a matrix of codes is known in seconds of processor time:
- * searches of all names take minutes. */
+/* Whether each of many tensors belongs to a matrix of codes is known within seconds of processor
+ * time. Searches of all names would take minutes. */
 TEST(test_many_names)
 {
     enum { COUNT = 20000, SECONDS = 20 };

@@ -18,8 +18,8 @@ static void count_draws(int *count, double temperature, double top_p)
         count[sample_token(logits, V, &s, i)]++;
 }
 
-/* `nucleus`: a bit for each token that can be drawn. A count is binomial: 2 of 10^6 correct ones
- * differ by more than five standard deviations. */
+/* `nucleus`: one bit for each token that can be drawn. A count is binomial: of 10^6 correct counts,
+ * 2 differ by more than five standard deviations. */
 static void check_distribution(double temperature, double top_p, unsigned nucleus)
 {
     int count[V];
@@ -42,7 +42,7 @@ TEST(test_temperature)
     check_distribution(3, 1, 31);
 }
 
-/* At temperature 1 the probabilities are 0.061, 0.450, 0.003, 0.450 and 0.037: tokens 1 and 3
+/* At temperature 1, the probabilities are 0.061, 0.450, 0.003, 0.450 and 0.037. Tokens 1 and 3
  * together have 0.899, with token 0 0.960, with token 4 0.997. */
 TEST(test_top_p)
 {
@@ -51,14 +51,14 @@ TEST(test_top_p)
         total += p[v] = exp(logits[v]);
     const double two = (p[1] + p[3]) / total, three = two + p[0] / total,
                  four = three + p[4] / total;
-    /* at least one token, the lower of equal ones */
+    /* there is at least one token; of two equal tokens, the first one */
     check_distribution(1, 1e-9, 2);
     check_distribution(1, two / 2 + 1e-9, 10);
     check_distribution(1, two - 1e-9, 10);
     check_distribution(1, two + 1e-9, 11);
     check_distribution(1, three + 1e-9, 27);
     check_distribution(1, four + 1e-9, 31);
-    /* after the temperature: tokens 1 and 3 have 0.9998 */
+    /* top_p applies after the temperature: tokens 1 and 3 have 0.9998 */
     check_distribution(0.25, 0.999, 10);
 }
 

@@ -1,11 +1,11 @@
-/* The files that a run leaves in its save_folder for each kind of end, and how the next one
+/* The files that a run leaves in its save_folder, for each kind of end, and how the next run
  * resumes. */
 #include "tests/test.h"
 #include "tests/launch.h"
 
 #include <sys/file.h>
 
-/* A process ended between two evaluators: the next runs the missing one, once. */
+/* A process ended between two evaluators. The next process makes the missing evaluation, once. */
 TEST(test_cut_between_evaluators)
 {
     char command[1024], run[512];
@@ -63,19 +63,19 @@ TEST(test_folder_is_not_overwritten)
     assert_int_not_equal(train(1, "--max_duration=2 --save_folder=%s/once", folder), 0);
     expect_output("--save_overwrite");
     expect_status(train(1, "--max_duration=3 --save_folder=%s/once --save_overwrite", folder), 0);
-    assert_false(exists("once/step2")); /* or --try_load_latest_save could continue it */
+    assert_false(exists("once/step2")); /* otherwise --try_load_latest_save could continue it */
     assert_true(exists("once/step3"));
-    /* a folder is not continued for a name that begins like another's */
+    /* a folder does not count as this run's folder because its name begins like another's */
     expect_status(train(1, "--max_duration=2 --save_folder=%s/onc", folder), 0);
     assert_int_not_equal(
         train(1, "--max_duration=4 --save_folder=%s/onc --load_path=%s/once/step3", folder, folder),
         0);
     expect_output("--save_overwrite");
     assert_int_not_equal(train(1, "--max_duration=2 --save_folder=%s/once/config.yaml", folder), 0);
-    expect_output("once/config.yaml is no folder; give another --save_folder");
+    expect_output("once/config.yaml is not a folder; give another --save_folder");
 }
 
-/* Lines of a replaced run are deleted; a resumed run keeps every line except those that it writes
+/* Lines of a replaced run are deleted. A resumed run keeps every line except those that it writes
  * again. */
 TEST(test_lines_that_stay)
 {
@@ -96,7 +96,7 @@ TEST(test_lines_that_stay)
     shell("test $(grep -c '\"step\": 3' %s/lines/metrics.jsonl) = 1", folder);
 }
 
-/* With a dangling link the run still finds its newest checkpoint; it warns once, although it
+/* If the link is dangling, the run still finds its newest checkpoint. It warns once, although it
  * follows the link twice. */
 TEST(test_latest_gone)
 {
@@ -110,7 +110,7 @@ TEST(test_latest_gone)
     assert_int_equal(trainer("lines/latest", "step"), 4);
 }
 
-/* The state set aside by a failed run is not a checkpoint until it is saved as one. */
+/* The state that a failed run set aside is not a checkpoint until it is saved as one. */
 TEST(test_set_aside)
 {
     expect_status(train(1, "--max_duration=2 --save_folder=%s/aside", folder), 0);
@@ -123,7 +123,7 @@ TEST(test_set_aside)
     assert_int_equal(trainer("aside/latest", "step"), 2);
 }
 
-/* A copy that followed links has a folder in place of the link: nothing is deleted, and the message
+/* A copy that followed links has a folder in place of the link. Nothing is deleted, and the message
  * says what to do. */
 TEST(test_copied_with_links)
 {
@@ -134,13 +134,13 @@ TEST(test_copied_with_links)
                             i ? "--save_overwrite" : "--try_load_latest_save"),
                       1);
         expect_output(
-            "copied/latest is no link to a checkpoint (a copy that followed links?); delete it");
+            "copied/latest is not a link to a checkpoint (a copy that followed links?); delete it");
         assert_true(exists("copied/step2/trainer.json") && !exists("copied/.latest.tmp"));
     }
 }
 
-/* Checkpoints without their tokenizer files, as copied or exported, belong to the run, too; other
- * entries are never replaced or deleted. */
+/* Checkpoints without their tokenizer files, as after copying or exporting, also belong to the run.
+ * Other entries are never replaced or deleted. */
 TEST(test_copied_alone)
 {
     expect_status(train(1, "--max_duration=4 --save_interval=2 --save_folder=%s/all", folder), 0);
@@ -159,7 +159,7 @@ TEST(test_copied_alone)
                             i ? "--save_overwrite" : "--try_load_latest_save"),
                       1);
         expect_output(
-            "alone: step3 is no checkpoint, and the run might replace or delete it: move it");
+            "alone: step3 is not a checkpoint, and the run might replace or delete it: move it");
     }
     shell("cd %s/alone && rm -r step3 && find . -type f | sort | xargs cksum | cmp - ../sums",
           folder);
@@ -168,8 +168,8 @@ TEST(test_copied_alone)
     expect_output("alone/step4, at step 4 of 5");
 }
 
-/* The test simulates another process that trains there, and one that left half a checkpoint on a
- * full disk. */
+/* Simulates another process that trains in this folder, and a process that left half a checkpoint
+ * on a full disk. */
 TEST(test_folder_is_in_use)
 {
     static const char more[] =
@@ -220,8 +220,8 @@ TEST(test_updates)
     assert_int_equal(trainer("fresh/step6", "updates"), 2);
 }
 
-/* The data start over when a run begins and when they change; not when the same command resumes
- * after an interruption. */
+/* The data start over when a run begins and when the data change, but not when the same command
+ * resumes after an interruption. */
 TEST(test_data_start_over)
 {
     static const char over[] = "--restore_dataloader=false --try_load_latest_save";
@@ -248,7 +248,7 @@ TEST(test_data_start_over)
     assert_int_equal(trainer("goes-on/step7", "instance"), 8);
 }
 
-/* Back to step 2 only if later checkpoints may be deleted. */
+/* A run goes back to step 2 only if it may delete later checkpoints. */
 TEST(test_rewind)
 {
     double loss[MAX_STEPS];
@@ -265,8 +265,8 @@ TEST(test_rewind)
               folder, folder),
         0);
     losses(loss, "there", 3);
-    assert_false(exists("there/step4")); /* or a damaged step3 would lead to it */
-    /* after an interruption before the next save, it resumes from there, not from later
+    assert_false(exists("there/step4")); /* otherwise a damaged step3 would lead to it */
+    /* after an interruption before the next save, the run resumes from this step, not from later
      * checkpoints */
     expect_status(train(1,
                         "--max_duration=4 --stop_at=2 --load_path=%s/there/step2 "
@@ -341,7 +341,7 @@ TEST(test_tokenizer)
           "tok/tokenizer_config.json "
           "named/step1/tokenizer_config.json && test ! -e named/step1/generation_config.json",
           folder);
-    /* a file, which takes precedence over the loaded one */
+    /* a file, which takes precedence over the tokenizer of the loaded model */
     shell("cd %s && sed 's/600/599/' tok/tokenizer.json >other.json && echo z "
           ">named/step1/generation_config.json && "
           "mv tok gone",
@@ -357,7 +357,7 @@ TEST(test_tokenizer)
           folder);
 }
 
-/* The same weights saved by one rank and by two are exported to the same bytes, by one process. */
+/* One rank and two ranks save the same weights; one process exports both to the same bytes. */
 TEST(test_export)
 {
     static const char still[] =

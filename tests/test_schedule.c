@@ -147,7 +147,7 @@ static const struct Case {
 };
 enum { NUM_CASES = sizeof cases / sizeof cases[0] };
 
-/* The case as a configuration; lengths are multiplied by `unit`. */
+/* Writes the case as a configuration; lengths are multiplied by `unit`. */
 static Config *load_case(const struct Case *k, long unit, End end)
 {
     char schedule[512], lr[64], more[128] = "", start[64] = "";
@@ -165,8 +165,8 @@ static Config *load_case(const struct Case *k, long unit, End end)
     return try_load(1, schedule, lr, "--max_duration=1ep", NULL);
 }
 
-/* The formulas are some ten operations on numbers of at most LR, and cosine adds the rounding error
- * of pi: 16 roundoffs. */
+/* The formulas have some ten operations on numbers of at most LR, and cosine adds the rounding
+ * error of pi: 16 roundoffs. */
 static void check_case(const struct Case *k, long unit, End end)
 {
     /* t_max takes precedence over max_duration */
@@ -210,7 +210,7 @@ TEST(test_own_unit)
     config_free(tokens);
 }
 
-/* A warmup given as a fraction of the run, or of t_max, is rounded to whole steps or tokens. */
+/* A warmup that is a fraction of the run, or of t_max, is rounded to whole steps or tokens. */
 TEST(test_warmup_fraction)
 {
     static const struct {
@@ -274,7 +274,7 @@ TEST(test_clip_warmup)
     check_clip(clip, in_tokens, 1, 2 * T, 1.5);
 }
 
-/* Either key without the other changes nothing, and norms without clipping stay so. */
+/* Either key without the other changes nothing. Without clipping, norms stay as they are. */
 TEST(test_clip_without_warmup)
 {
     try_write(try_path, try_complete);

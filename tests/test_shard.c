@@ -1,6 +1,6 @@
-/* data/loader: file formats, patterns, and every message about unusable data: each failing call
- * runs in a child process, which must exit with a status other than 0, with a message that names
- * the file and the remedy. */
+/* data/loader: file formats, patterns, and every message about unusable data. Each failing call
+ * runs in a child process, which must exit with a status that is not 0 and a message that names the
+ * file and the remedy. */
 #include "data/loader.h"
 #include "tests/test.h"
 
@@ -42,7 +42,7 @@ static void write_bytes(const char *path, const void *head, size_t head_bytes, c
     assert_int_equal(fclose(file), 0);
 }
 
-/* n tokens first, first + 1, ... after a header, which may be empty. */
+/* Writes n tokens first, first + 1, ... after a header, which may be empty. */
 static void write_tokens(const char *path, const void *head, size_t head_bytes, int itemsize, int n,
                          int first)
 {
@@ -76,7 +76,7 @@ static DataSpec file_spec(char **paths, int num_paths)
     };
 }
 
-/* Opens the data and reads them once. */
+/* Opens the data and reads all of them once. */
 static void read_all(const DataSpec *spec)
 {
     Loader *l = loader_open(spec, 1, 0, 1);
@@ -131,7 +131,7 @@ static void assert_path_refused(const char *path, const char *place, const char 
     assert_refused(&spec, place, remedy);
 }
 
-/* The first token of every sequence of 8, in file order. */
+/* Returns the first token of every sequence of 8, in the order of files. */
 static int first_tokens(int *first, int most, const DataSpec *spec)
 {
     Loader *l = loader_open(spec, 1, 0, 1);
@@ -181,8 +181,7 @@ TEST(test_patterns)
     assert_memory_equal(first, expected, sizeof expected);
 }
 
-/* 2^32 + 21 tokens, nearly all in a hole of the file: offsets above 32 bits, in bytes and in
- * tokens. */
+/* 2^32 + 21 tokens, nearly all in a hole of the file: byte and token offsets exceed 32 bits. */
 TEST(test_huge_file)
 {
     char *paths[] = { "huge.npy" };
@@ -271,7 +270,7 @@ TEST(test_wrong_dtype)
 {
     char *paths[] = { "wide.npy" };
     write_tokens("odd.npy", "x", 1, 2, 100, 0);
-    assert_path_refused("odd.npy", "odd.npy has 201 bytes, which is no multiple of 2",
+    assert_path_refused("odd.npy", "odd.npy has 201 bytes, which is not a multiple of 2",
                         "data.memmap_dtype");
     write_tokens("wide.npy", "", 0, 4, 500, 40000);
     assert_path_refused("wide.npy", "wide.npy looks like 4-byte tokens", "memmap_dtype to uint32");
@@ -282,11 +281,11 @@ TEST(test_wrong_dtype)
     spec.itemsize = 4;
     assert_refused(&spec, "wide.npy: token 0 (counted from 0) is 6619236", "be uint16");
     write_tokens("wide.npy", "", 0, 2, 501, 100);
-    assert_refused(&spec, "1002 bytes, which is no multiple of 4", "(now uint32)");
+    assert_refused(&spec, "1002 bytes, which is not a multiple of 4", "(now uint32)");
 }
 
-/* Errors at the start of a file are found before reading; deeper ones when the sequence is due,
- * which `read_some` does not reach. */
+/* Errors at the start of a file are found before reading. Later errors are found when their
+ * sequence is due, which `read_some` does not reach. */
 static void read_some(const DataSpec *spec)
 {
     Loader *l = loader_open(spec, 1, 0, 1);
@@ -316,8 +315,8 @@ TEST(test_ids_beyond_the_vocabulary)
     assert_refused(&spec, "bad.npy: token 0 (counted from 0) is 4294967288", "tokenize again");
 }
 
-/* Masks among token files, as matched by one pattern for a folder; one begins with a long prompt.
- * Tokens 0 and 1 are not masks. */
+/* Masks among token files, as a single pattern for a folder matches them. One mask begins with a
+ * long prompt. The tokens 0 and 1 are not masks. */
 TEST(test_mask_as_tokens)
 {
     enum { BYTES = 40000 };
@@ -392,7 +391,7 @@ TEST(test_too_few_data)
                         "lower model.max_sequence_length");
 }
 
-/* Dolma's files end documents with 50279, whatever a configuration has. */
+/* The documents in Dolma's files end with 50279, whatever a configuration says. */
 TEST(test_eos_warning)
 {
     char *paths[] = { "dolma.npy" }, said[8192];
@@ -443,7 +442,8 @@ TEST(test_cut_while_read)
     assert_says(said, "--try_load_latest_save");
 }
 
-/* Tokens 8 to 15 are in no document: without packing they are trained on, with packing not. */
+/* Tokens 8 to 15 are in no document: without packing they are trained on, with packing they are
+ * not. */
 TEST(test_gaps_in_metadata)
 {
     static const char whole[] = "0,8\n8,24\n", gap[] = "0,8\n16,24\n";

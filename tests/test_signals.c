@@ -1,10 +1,10 @@
-/* Signals at which a run saves and ends, those that it ignores, and limits of the system. */
+/* Signals at which a run saves and ends, signals that it ignores, and limits of the system. */
 #include "tests/test.h"
 #include "tests/launch.h"
 
-/* Sends a signal to the ranks whose save_folder is `path`, or to their launcher; returns 0 if there
- * were any. NOTE: the launcher is the ranks' parent; its own name may be mpirun.real, orterun or
- * prterun. */
+/* Sends a signal to the ranks whose save_folder is `path`, or to their launcher. Returns 0 if it
+ * found any. NOTE: the launcher is the parent of the ranks; its own name may be mpirun.real,
+ * orterun or prterun. */
 static int send_signal(const char *name, bool to_launcher, const char *path)
 {
     char command[1024];
@@ -35,8 +35,8 @@ static void stop_at_first_step(const char *path, const char *arguments)
     expect_output("asked to stop at step 1");
 }
 
-/* All steps run only if the signal is lost. There are many, because a GPU makes thousands of them
- * while send_signal looks for the process. */
+/* All steps run only if the signal is lost. There are many steps, because a GPU computes thousands
+ * of them while send_signal looks for the process. */
 static void check_signal(const char *name, bool to_launcher)
 {
     char path[256], command[512];
@@ -57,9 +57,9 @@ static void check_signal(const char *name, bool to_launcher)
     assert_int_equal(system(command), 0);
 }
 
-/* The ranks get SIGTERM or SIGUSR1, as from a batch system; mpirun itself would kill them a second
- * after its own SIGTERM. It forwards SIGUSR2. NOTE: SIGUSR1 too, unless LLVM, which OpenCL drivers
- * load into it through hwloc, handles SIGUSR1 itself. */
+/* The ranks get SIGTERM or SIGUSR1, as from a batch system. mpirun itself would kill the ranks a
+ * second after its own SIGTERM. mpirun forwards SIGUSR2. NOTE: mpirun also forwards SIGUSR1, unless
+ * LLVM handles SIGUSR1 itself; OpenCL drivers load LLVM into mpirun through hwloc. */
 TEST(test_signals)
 {
     check_signal("TERM", false);
@@ -68,7 +68,7 @@ TEST(test_signals)
 }
 
 /* Starts a single process without a launcher, and sends it these signals, each after three more
- * steps: the last one stops it, the others are ignored. */
+ * steps. The last signal stops the run; it ignores the others. */
 static void check_alone(const char *name, const char *through, const char *const *signals)
 {
     char path[256], command[1024];
@@ -91,8 +91,8 @@ static void check_alone(const char *name, const char *through, const char *const
     shell("test -f %s/latest/trainer.json", path);
 }
 
-/* Without mpirun: the end of a terminal, Ctrl-C, a limit of the processor's time; nohup lets SIGHUP
- * be ignored. */
+/* Without mpirun: the end of a terminal, Ctrl-C, and a limit of processor time. Under nohup, SIGHUP
+ * is ignored. */
 TEST(test_signals_alone)
 {
     static const char *const stopping[] = { "TERM", "HUP", "INT", "USR1", "USR2", "XCPU" };
@@ -101,7 +101,7 @@ TEST(test_signals_alone)
     check_alone("nohup", "nohup", (const char *const[]){ "HUP", "HUP", "TERM", NULL });
 }
 
-/* The reader of stdout ends after a few lines: the run saves, and says so on stderr. */
+/* The reader of stdout ends after a few lines. The run saves, and says so on stderr. */
 TEST(test_stdout_ends)
 {
     shell("{ timeout 300 %s/train configs/tiny.yaml %s %s --max_duration=1000000 "
@@ -115,8 +115,8 @@ TEST(test_stdout_ends)
           folder);
 }
 
-/* A file may not grow beyond ulimit -f, here 8 MiB, which the moments need: an error with its
- * name. */
+/* A file may not exceed ulimit -f, here 8 MiB, and the moments need more: the error names the
+ * file. */
 TEST(test_file_limit)
 {
     const int status = finish(start_command(
@@ -143,7 +143,7 @@ TEST(test_signal_in_evaluation)
     stop_at_first_step(path, command);
     assert_null(strstr(output, "eval at step"));
     assert_int_equal(trainer("evaluates/latest", "step"), 1);
-    /* the next process repeats it, once */
+    /* the next process repeats the evaluation, once */
     for (int i = 0; i < 2; i++) {
         expect_status(train(2,
                             "--max_duration=100 --stop_at=1 --eval_interval=1 "
@@ -172,7 +172,7 @@ TEST(test_signal_in_samples)
     stop_at_first_step(path, command);
     assert_null(strstr(output, "sample 0:"));
     assert_int_equal(trainer("samples/latest", "step"), 1);
-    /* the next process makes up for them, once */
+    /* the next process makes the missing samples, once */
     for (int i = 0; i < 2; i++) {
         expect_status(train(2,
                             "--max_duration=100 --stop_at=1 --try_load_latest_save "
@@ -184,7 +184,7 @@ TEST(test_signal_in_samples)
     }
 }
 
-/* Ctrl-C twice. One step of 5000 sequences takes longer than the test wants to wait. */
+/* Ctrl-C twice. One step of 5000 sequences takes longer than the test can wait. */
 TEST(test_second_signal)
 {
     char path[256], command[512];

@@ -21,9 +21,9 @@ static bool wait_or_not(Loader *l, double seconds);
 #undef optimizer_grad_norm
 #undef loader_wait
 
-/* LOST: steps of this process whose norm is not finite, < 0: a spike; ASKED: the step at whose end
- * a signal stops it. */
-static bool was_lost; /* the last step */
+/* LOST: steps of this process whose norm is not finite; < 0: a spike. ASKED: the step at whose end
+ * a signal stops the run. */
+static bool was_lost; /* whether the last step was lost */
 
 static double norm_or_not(const ParamStore *store)
 {
@@ -42,7 +42,7 @@ static double norm_or_not(const ParamStore *store)
     return lost ? INFINITY : spike ? 1e9 : norm;
 }
 
-/* After a step that is not finite, data arrive late on one rank. */
+/* Data arrive late on one rank after a step that is not finite. */
 static bool wait_or_not(Loader *l, double seconds)
 {
     static int late = 3;
@@ -59,7 +59,7 @@ static int run(const char *name, const char *lost, int asked, const char *more)
         SMALL, ids, folder, name, more));
 }
 
-/* The checkpoints of a run, each name followed by a blank. */
+/* Returns the checkpoints of a run, each name followed by a blank. */
 static void expect_checkpoints(const char *name, const char *expected)
 {
     char found[1024], command[512];
@@ -83,13 +83,13 @@ TEST(test_passing)
         int asked;
         const char *checkpoints, *said;
     } runs[] = {
-        /* due at 4, made at 5 */
+        /* a checkpoint that is due at step 4 is saved at step 5 */
         { "due", "4", 0, "step5 step8 ", "SKIPPED" },
-        /* published when 7 is finite */
+        /* a checkpoint is published when step 7 is finite */
         { "waits", "5 6", 0, "step4 step8 ", "SKIPPED" },
-        /* not at a step that is not finite */
+        /* no checkpoint at a step that is not finite */
         { "asked", "3 4", 2, "step5 ", "asked to stop at step 5" },
-        /* though the next step's data are late */
+        /* stops, although the data of the next step are late */
         { "late", "5", 5, "step4 step6 ", "asked to stop at step 6" },
     };
     for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++) {
@@ -99,7 +99,7 @@ TEST(test_passing)
     }
 }
 
-/* Runs that end with such steps. */
+/* Runs that end with steps that are not finite. */
 TEST(test_ending)
 {
     needs_ranks(2);
@@ -124,7 +124,7 @@ TEST(test_ending)
         expect_output(runs[i].said);
         expect_checkpoints(name, runs[i].checkpoints);
     }
-    /* a resume uses the published checkpoint, and leaves the one set aside */
+    /* a resume uses the published checkpoint, and not the state that was set aside */
     expect_status(run("ends-three", "", 0, "--try_load_latest_save"), 0);
     expect_output("ends-three/step4, at step 4");
     expect_checkpoints("ends-three", "step4 step8 step8-aborted ");
@@ -132,7 +132,7 @@ TEST(test_ending)
     expect_checkpoints("nothing", "");
 }
 
-/* The loss of a spike is finite: it confirms the save begun a step before, which must not be
+/* The loss of a spike is finite, so it confirms the save of the step before. This save must not be
  * dropped. */
 TEST(test_spike_after_save)
 {

@@ -1,4 +1,5 @@
-/* Scores of spikes against the textbook's formulas, the window's ends, and its text. */
+/* Compares the scores of spikes with the textbook's formulas. Also tests the ends of the window,
+ * and its text. */
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -26,9 +27,9 @@ static double expected_score(double x, uint64_t first, uint64_t end)
     return (double)((x - mean) / sqrtl(squares / (long double)(end - first - 1)));
 }
 
-/* No score before 63 steps, then over all steps, then over the last 128. Sums of 128 terms have an
- * error of 128 u of them, the mean 128 u 4; numbers are within 1 of each other, with a standard
- * deviation of about 0.29. */
+/* There is no score before 63 steps; then a score uses all steps, later the last 128. Sums of 128
+ * terms have an error of 128 u of the sum, the mean 128 u 4. The numbers are within 1 of each
+ * other, with a standard deviation of about 0.29. */
 TEST(test_scores)
 {
     SpikeWindow w = { 0 };
@@ -48,8 +49,8 @@ TEST(test_scores)
                 w.grad_norm[0] == -2 * number(400 - 128));
 }
 
-/* A spike is 6 standard deviations above the mean, for either number, never below it; it is part of
- * later windows. */
+/* A spike is 6 standard deviations above the mean, for either number, and never below the mean. It
+ * is part of later windows. */
 TEST(test_spikes)
 {
     SpikeWindow full = { 0 };
@@ -68,7 +69,7 @@ TEST(test_spikes)
                              side > 0);
             assert_true(k ? w.loss[127] == far : w.grad_norm[127] == far);
         }
-    /* a loss that jumps and stays is a spike only for a while */
+    /* a loss that jumps and stays there is a spike only for a while */
     SpikeWindow w = full;
     int spikes = 0;
     for (int i = 0; i < 128; i++)
@@ -89,7 +90,7 @@ TEST(test_constant)
 TEST(test_text)
 {
     double x[SPIKES_WINDOW], y[SPIKES_WINDOW];
-    for (int i = 0; i < SPIKES_WINDOW; i++) /* all sizes and last bits */
+    for (int i = 0; i < SPIKES_WINDOW; i++) /* all sizes and all last bits */
         x[i] = (i % 2 ? -1 : 1) * ldexp(number((uint64_t)i), i * 16 - 1024 - 40 + (i < 4 ? 40 : 0));
     x[0] = 0x1p-1074;
     x[1] = -1.7976931348623157e308;

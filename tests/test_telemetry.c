@@ -1,5 +1,5 @@
-/* Quantization statistics of activations: metrics.jsonl against the tensors, decoded by the test.
- * Those of moments: test_telemetry_moments.c. */
+/* Quantization statistics of activations: compares metrics.jsonl with the tensors, which the test
+ * decodes. test_telemetry_moments.c tests those of moments. */
 #include "tests/test.h"
 #include "tests/measured.h"
 
@@ -40,7 +40,8 @@ static void check_all(const Small *s)
     }
 }
 
-/* Which kinds appear: those that the recipe stores in FP8, and always the moments. */
+/* The kinds of statistics that appear: the tensors that the recipe stores in FP8, and always the
+ * moments. */
 TEST(test_every_recipe)
 {
     for (SmallModel a = 0; a < NUM_ARCHITECTURES; a++)
@@ -73,7 +74,7 @@ TEST(test_every_recipe)
         }
 }
 
-/* The fraction of largest E4M3 codes, among codes whose source is not 0. */
+/* Returns the fraction of largest E4M3 codes, among codes whose value before rounding is not 0. */
 static double largest_codes(Tensor t, const double *source)
 {
     const uint8_t *codes = tensor_snapshot(t);
@@ -94,7 +95,7 @@ static double channel_rms(const double *act, size_t N, size_t F, size_t f)
     return sqrt(sum / (double)N);
 }
 
-/* Expected from act's values before rounding; its scale is that of the largest. */
+/* Expected values from act before rounding. The scale is that of the largest value. */
 static void expect_outliers(const Small *s, const double *act, size_t N, size_t F)
 {
     double square = 0, fourth = 0, most = 0, least_half = INFINITY;
@@ -103,7 +104,7 @@ static void expect_outliers(const Small *s, const double *act, size_t N, size_t 
         fourth += pow(act[i], 4);
         most = fmax(most, fabs(act[i]));
     }
-    /* the median: half of the channels, and this one, are not larger */
+    /* the median: half of the channels, including this one, are not larger */
     for (size_t f = 0; f < F; f++) {
         size_t not_larger = 0;
         const double rms = channel_rms(act, N, F, f);
@@ -118,9 +119,9 @@ static void expect_outliers(const Small *s, const double *act, size_t N, size_t 
                 1e-6);
 }
 
-/* The last block's tensors still hold the measured values. x1 has no source in `coat`, and h0 is
- * overwritten; with keep: all and a separate stream h0 is kept, and must equal the recomputed
- * values. */
+/* The tensors of the last block still hold the measured values. x1 has no value before rounding in
+ * `coat`, and h0 is overwritten. With keep: all and a separate stream, h0 is kept, and must equal
+ * the recomputed values. */
 TEST(test_activations)
 {
     for (int keep_all = 0; keep_all < 2; keep_all++) {
@@ -170,7 +171,7 @@ TEST(test_activations)
     }
 }
 
-/* What small_step prints on stderr. */
+/* Returns what small_step prints on stderr. */
 static const char *printed_by_step(Small *s)
 {
     static char text[4096];
@@ -189,8 +190,9 @@ static const char *printed_by_step(Small *s)
     return text;
 }
 
-/* An outlier in both blocks: one warning each, until it has gone and come again; none with factors
- * of columns, whose scale covers less. The metrics are those of values without factors. */
+/* Both blocks have an outlier: each causes one warning, until the outlier has gone and come again.
+ * With column factors there is no warning, because the scale covers less. The metrics are those of
+ * values without factors. */
 TEST(test_outliers)
 {
     double kurtosis[2];
@@ -229,8 +231,8 @@ TEST(test_outliers)
     release();
 }
 
-/* Statistics change nothing: same loss and same moments with and without, and no line where none is
- * due. */
+/* Statistics change nothing: loss and moments are the same with and without them. There is no line
+ * in steps without statistics. */
 TEST(test_no_side_effects)
 {
     double loss[2];

@@ -1,12 +1,12 @@
-/* Quantization statistics of the optimizer's moments: metrics.jsonl against the moments, decoded by
- * the test. */
+/* Quantization statistics of the optimizer's moments: compares metrics.jsonl with the moments,
+ * which the test decodes. */
 #include "tests/test.h"
 #include "tests/measured.h"
 
 #include "model/run/quant_stats.h"
 
-/* Stored moments have the reported error. On the CPU codes and scales are those of the telemetry,
- * except where the F32 arithmetic of the update falls on the other side of a midpoint. */
+/* Stored moments have the reported error. On the CPU, codes and scales are those of the telemetry,
+ * unless the F32 arithmetic of the update falls on the other side of a midpoint. */
 TEST(test_moments)
 {
     Small s;
@@ -51,9 +51,9 @@ TEST(test_moments)
                 elements_free(&r);
             }
         }
-        /* NOTE: a group has another k in F32 if the exact one is close to a step of 1/16, or if its
-         * smallest element nearly cancels; then all its codes differ, and it counts as reported.
-         * That such groups are few is checked below. */
+        /* NOTE: a group has another k in F32 if the exact k is close to a step of 1/16, or if the
+         * group's smallest element nearly cancels. Then all codes of the group differ, and the
+         * group counts as reported. The test checks below that such groups are few. */
         expect_near("m", metric(&s, "quant/m/0/error"), sqrt(sum[0] / matrices), 1e-3);
         expect_near("v", metric(&s, "quant/v/0/error"), sqrt(sum[1] / matrices), 1e-3);
         if (on_cpu() && differ > codes / 10000 + group)

@@ -1,23 +1,23 @@
-/* Ranks that compute layers together compute what one rank computes: losses of tokens, gradients,
- * their norm and the weights after steps, in f32; codes of FP8 operands, bit for bit where nothing
- * was summed over ranks before; and FP8 results, if ranks share the maxima of all operands, up to
- * codes that a sum in another order moves across the border between two; and logits while
- * generating. On 1, 2 and 4 ranks.
+/* Tensor ranks compute what one rank computes. In f32: losses of tokens, gradients, their norm, and
+ * the weights after steps. Codes of FP8 operands are the same bit for bit before the first sum over
+ * ranks. If ranks share the maxima of all operands, later FP8 results are the same, except for
+ * codes that a sum in another order moves across a midpoint. Also logits while generating. On 1, 2
+ * and 4 ranks.
  *
- * Each case is on one of the meshes. With EVERY=1 in the environment each is on all of them: by
- * hand, in minutes. */
+ * Each case runs on one of the meshes. With EVERY=1 in the environment, each case runs on all
+ * meshes, which takes minutes. */
 #include "tests/test.h"
 #include "tests/expert_unit.h"
 #include "tests/ranks_parts.h"
 
-enum { T = 40 }; /* the rows of a micro-batch are those of no weight */
+enum { T = 40 }; /* no weight has as many rows as a micro-batch */
 
 /* ---- comparisons ----------------------------------------------------------------------------- */
 
 static ModelConfig model_of(const Case *k)
 {
     ModelConfig m = without_wide_norms(architecture(k->model));
-    const bool nf4 = k->base == BASE_NF4; /* parts on four ranks have whole blocks */
+    const bool nf4 = k->base == BASE_NF4; /* slices on four ranks have whole blocks */
     m.n_kv_heads = m.n_kv_heads == m.n_heads ? 8 : 4;
     m.n_heads = 8;
     m.max_sequence_length = T;
@@ -27,7 +27,7 @@ static ModelConfig model_of(const Case *k)
     return m;
 }
 
-/* Case number `number`, on the mesh of this number among those with tensor ranks. */
+/* Runs case `number` on this mesh, counted among the meshes with tensor ranks. */
 static void check_mesh(int number, const Case *k, double loss, double grads)
 {
     Strategy all[16];
@@ -44,8 +44,8 @@ static void check_mesh(int number, const Case *k, double loss, double grads)
                         strcmp(k->recipe, "f32") == 0);
 }
 
-/* Sums of up to 384 terms in another order: each errs by some 2^-24 of its size, through two blocks
- * and back. What backward makes again it gathers again. */
+/* Sums of up to 384 terms in another order: each has an error of some 2^-24 of its size, through
+ * two blocks and back. What backward recomputes, it gathers again. */
 TEST(test_f32)
 {
     static const Case cases[] = {
@@ -62,7 +62,7 @@ TEST(test_f32)
         check_mesh(i, &cases[i], 2e-6, 2e-6);
 }
 
-/* Partial sums are rounded to BF16, 2^-9, and FP8 operands behind them to 2^-4. */
+/* Partial sums are rounded to BF16, by 2^-9, and the FP8 operands made from them by 2^-4. */
 TEST(test_bf16)
 {
     if (!__real_scale_within_range)
@@ -78,7 +78,7 @@ TEST(test_bf16)
         0x1p-2, 0x1p-2);
 }
 
-/* With sums in F32 few codes become others, and often none. */
+/* With F32 sums, few codes change, often none. */
 TEST(test_fp8)
 {
     if (!__real_scale_within_range)
@@ -87,7 +87,7 @@ TEST(test_fp8)
     check_mesh(3, &(Case){ "coat", LLAMA_GQA, .documents = true, .wide = true }, 0x1p-4, 0x1p-3);
 }
 
-/* A block whose gradient comes from a layer of another kind. */
+/* A block whose gradient comes from another kind of layer. */
 TEST(test_kinds_of_layers)
 {
     const Case k = { "f32", LLAMA };
@@ -100,8 +100,8 @@ TEST(test_kinds_of_layers)
 
 /* ---- rounding -------------------------------------------------------------------------------- */
 
-/* Weights of 1 in BF16 after a decay by half a step: each is rounded up or down, by where it is in
- * the whole parameter. */
+/* BF16 weights of 1 after a decay by half a step: each is rounded up or down, depending on its
+ * position in the whole parameter. */
 static Whole round_weights(const Case *k, Strategy s)
 {
     Run r;
@@ -144,8 +144,8 @@ TEST(test_rounding)
 
 /* ---- generating ------------------------------------------------------------------------------ */
 
-/* A prompt, single tokens and several at once. Every rank has the logits of one rank: up to 1e-5 in
- * f32, else up to the roundings of partial sums (test_decode.c). */
+/* Decodes a prompt, single tokens and several tokens at once. Every rank has the logits of one
+ * rank: up to 1e-5 in f32, otherwise up to the roundings of partial sums (test_decode.c). */
 TEST(test_decode)
 {
     enum { PARTS = 5 };

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""What programs print on a terminal and elsewhere: on a pseudo-terminal of 80 columns long work shows a line that is rewritten and
-leaves nothing behind; in a pipe there are no control characters. The header of a run fits on a screen of 24 lines."""
+"""What programs print on a terminal and in other places. On a pseudo-terminal of 80 columns, long work shows a line that is
+rewritten and disappears at the end. In a pipe there are no control characters. The header of a run fits on a screen of 24
+lines."""
 import fcntl, json, os, pty, re, shlex, shutil, struct, subprocess, tempfile, termios, unittest
 
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -11,7 +12,7 @@ COLUMNS, LINES = 80, 24
 
 
 def on_terminal(arguments):
-    """What the program sends to its terminal: stdout and stderr."""
+    """Returns what the program sends to its terminal: stdout and stderr."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
     child = subprocess.Popen(arguments, stdin=slave, stdout=slave, stderr=slave, cwd=TOP)
@@ -39,7 +40,8 @@ def in_pipe(arguments):
 
 
 def screen(sent):
-    """The lines that a terminal shows at the end: characters overwrite others after a carriage return; ESC [ K erases."""
+    """Returns the lines that a terminal shows at the end. After a carriage return, characters overwrite others; ESC [ K
+    erases."""
     lines, line, column = [], [], 0
     for token in re.findall(r"\x1b\[K|.", sent, re.DOTALL):
         if token == "\x1b[K":
@@ -72,7 +74,7 @@ class Terminal(unittest.TestCase):
         self.assertEqual(re.sub(r"[^\x00-\x1f\x7f]|\n", "", text), "")
 
     def test_evaluation(self):
-        """The line was there and is gone. It comes after a second."""
+        """The progress line was there and is gone. It appears after a second."""
         arguments = [TRAIN, TINY, f"--load_path={self.saved}/latest", "--eval_only"]
         for batches in (8, 16, 32, -1):
             sent = on_terminal([*arguments, f"--eval_subset_num_batches={batches}"])
@@ -82,7 +84,7 @@ class Terminal(unittest.TestCase):
         self.assertRegex(sent, r"sample *\r +\reval at step 1 ")
         drawn = re.findall(r"[^\r\n]*\r(?!\n)", sent)
         self.assertGreater(len(drawn), 1)
-        self.assertLess(max(map(len, drawn)), COLUMNS + 1)      # the return is no column
+        self.assertLess(max(map(len, drawn)), COLUMNS + 1)      # the return takes no column
         for line in screen(sent):
             self.assertNotRegex(line, r"\d s left|, \d+ s:")
         self.plain(in_pipe([*arguments, "--eval_subset_num_batches=2"]))
@@ -106,14 +108,14 @@ class Terminal(unittest.TestCase):
         self.assertEqual(re.findall("^validation: .*", printed, re.MULTILINE), ["validation: 5 sets, 87175 tokens from 5 files"])
 
     def test_export(self):
-        """Ends with a summary, on a terminal too."""
+        """The work ends with a summary, also on a terminal."""
         for i, how in enumerate((on_terminal, in_pipe)):
             sent = how([TRAIN, f"--export={self.saved}/latest", "--dtype=int4", "--group=32", os.path.join(self.top, f"int4-{i}")])
             self.assertRegex(screen(sent)[-2], r"^exported .* in \d+\.\d s")
         self.plain(sent)
 
     def test_mpirun(self):
-        """Ranks write to mpirun, which has the terminal: there is no line that is rewritten."""
+        """Ranks write to mpirun, which has the terminal, so there is no line that is rewritten."""
         sent = on_terminal([*LAUNCH, "-n", "2", TRAIN, TINY, f"--load_path={self.saved}/latest", "--eval_only",
                             "--eval_subset_num_batches=2"])
         self.plain(sent.replace("\r\n", "\n"))

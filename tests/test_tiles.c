@@ -1,4 +1,4 @@
-/* The MLP in tiles of tokens against the MLP of all tokens at once.
+/* Compares the MLP in tiles of tokens with the MLP of all tokens at once.
  *
  * Every row of a tile is computed as without tiles, but a GEMM of other sizes may add in another
  * order, and a gradient of the MLP is a sum over tiles: differences are roundings. In f32 an error
@@ -44,7 +44,7 @@ static void take_gradients(const ParamStore *store, Result *r)
         }
 }
 
-/* Tiles use no scale of the step: no operation writes these ranges. */
+/* Tiles do not use scales of the step: no operation writes these ranges. */
 static const float unwritten = -1;
 
 static void check_ranges(const Model *m, bool after)
@@ -64,8 +64,8 @@ static void check_ranges(const Model *m, bool after)
 
 static int stats_interval; /* quant_stats_interval of the next step */
 
-/* A step of `passes` micro-batches, whose last losses are returned. Sequences are the same or
- * not. */
+/* Runs a step of `passes` micro-batches and returns the losses of the last one. The sequences are
+ * all the same, or differ. */
 static Result step(const ModelConfig *m, const char *recipe, Keep keep, int tile, bool same,
                    int passes)
 {
@@ -168,9 +168,9 @@ TEST(test_bits)
         }
 }
 
-/* With other tokens in each tile the FP8 scales differ from those of all tokens: gradients are as
- * far from f32 as without tiles, up to the scatter of rounding, for which a half is left. In the
- * second micro-batch scales of the step would be in use. */
+/* If each tile has other tokens, its FP8 scales differ from those of all tokens. Gradients are then
+ * as far from f32 as without tiles, up to the scatter of rounding, for which half of the error is
+ * allowed. In the second micro-batch, scales of the step would be in use. */
 TEST(test_scales)
 {
     static const char *const names[] = { "fp8", "coat", "coat-lean" };
@@ -188,8 +188,8 @@ TEST(test_scales)
         }
 }
 
-/* Tiles need a block that backward runs again, more tokens than a tile has, and no statistics,
- * which are of all tokens. */
+/* Tiles need a block that backward recomputes, more tokens than a tile has, and no statistics,
+ * because statistics cover all tokens. */
 TEST(test_none)
 {
     const ModelConfig m = model_of(LLAMA, false);
@@ -221,8 +221,8 @@ static size_t work_bytes(const char *recipe, Keep keep, int tile)
     return bytes;
 }
 
-/* Where the MLP is nearly all, a third of the tokens at once is a third of the memory, and what is
- * not tiled, an eighth at most. */
+/* If the MLP takes nearly all memory, a third of the tokens at once takes a third of the memory,
+ * plus at most an eighth for what has no tiles. */
 TEST(test_bytes)
 {
     static const char *const names[] = { "f32", "bf16", "fp8", "coat", "coat-lean" };

@@ -1,9 +1,10 @@
-/* What ranks send in a step, as collectives count it, is what a rehearsal of the step says, to the
- * byte: of every mesh of these ranks, strategies, and recipes; and what formulas say, where a
- * formula is short. By hand on up to 64 ranks, where strategies and recipes take turns from mesh to
- * mesh:
+/* The bytes that ranks send in a step, as collectives count them, equal the bytes in a rehearsal of
+ * the step, for every mesh of these ranks, strategies and recipes. They also equal a formula, where
+ * a formula is short. Runs by hand on up to 64 ranks; strategies and recipes then alternate from
+ * mesh to mesh:
  *
- *     OPENBLAS_NUM_THREADS=1 mpirun --oversubscribe --bind-to none -n 64 build/cpu/tests/test_traffic_ranks */
+ *     OPENBLAS_NUM_THREADS=1 mpirun --oversubscribe --bind-to none -n 64
+ * build/cpu/tests/test_traffic_ranks */
 #include <string.h>
 #include "model/store/param_store_sizes.h"
 #include "tests/test.h"
@@ -18,7 +19,8 @@ enum { MICRO_BATCHES = 2, MOST_RANKS = 64 };
 static const char *const names[NUM_SENT] = { "gathers",   "scattered sums", "sums",
                                              "exchanges", "messages",       "host values" };
 
-/* least_tensor, most_tensor: how many tensor ranks it may have. key_heads: 0: as many as heads. */
+/* least_tensor, most_tensor: allowed numbers of tensor ranks. key_heads: 0: as many as query
+ * heads. */
 typedef struct {
     Case k;
     HostUse host;
@@ -30,14 +32,15 @@ static int chunks_of(const Row *row, const Strategy *s)
     return s->pipeline_stages > 1 && row->chunks > 1 ? row->chunks : 1;
 }
 
-/* As many as the schedule can divide. */
+/* Returns a number of micro-batches that the schedule can divide. */
 static int micro_batches_of(const Row *row, const Strategy *s)
 {
     return chunks_of(row, s) > 1 ? s->pipeline_stages : MICRO_BATCHES;
 }
 
-/* Each chunk of a stage has a block; up to 16 ranks have time for two blocks at least. Each rank
- * has whole sixteens of tokens, and with the states of coat each tensor rank whole groups. */
+/* Each chunk of a stage has at least one block; with up to 16 ranks there are at least two blocks.
+ * Each rank has a multiple of 16 tokens. With the states of coat, each tensor rank has whole
+ * groups. */
 static void configure_row(Run *r, const Row *row, Strategy s)
 {
     enum { GROUP = 128, HEADS = 8 };
@@ -46,7 +49,7 @@ static void configure_row(Run *r, const Row *row, Strategy s)
     s.pipeline_schedule = s.pipeline_chunks > 1 ? PIPELINE_INTERLEAVED : PIPELINE_1F1B;
     const int blocks = s.pipeline_stages * s.pipeline_chunks, least = comm_size() <= 16 ? 2 : 1;
     m.n_layers = blocks > least ? blocks : least;
-    int heads = HEADS; /* of a tensor rank */
+    int heads = HEADS; /* heads of a tensor rank */
     while (heads % s.context_ranks != 0)
         heads += HEADS;
     m.n_heads = heads * s.tensor_ranks;
@@ -97,15 +100,15 @@ static size_t layers(const ParamStore *store)
     return n;
 }
 
-/* Between tensor ranks each layer gathers and scatters rows of the stream, forward and backward,
- * for attention and the MLP. */
+/* Each layer gathers and scatters rows of the stream over tensor ranks, forward and backward, for
+ * attention and for the MLP. */
 static size_t rows_of_ranks(const Model *m, const ParamStore *store, const Config *c, size_t passes)
 {
     return passes * (size_t)m->text.N * (size_t)c->model.d_model * bytes_of(c->recipe.residual) *
            (size_t)(store->tensor_ranks - 1);
 }
 
-/* Muon gathers the updates of units with matrices, in BF16, and scatters what it makes of them. */
+/* Muon gathers the BF16 updates of units with matrices, and scatters the orthogonalized updates. */
 static size_t updates(const ParamStore *store)
 {
     size_t bytes = 0;
@@ -116,7 +119,7 @@ static size_t updates(const ParamStore *store)
     return bytes * (size_t)(store->shards - 1);
 }
 
-/* All weights gathered once in the step, where all compute in one format. */
+/* All weights are gathered once per step, if all compute in one format. */
 static size_t gathers(const Model *m, const ParamStore *store, const Config *c,
                       size_t micro_batches)
 {
@@ -127,7 +130,7 @@ static size_t gathers(const Model *m, const ParamStore *store, const Config *c,
     return bytes + rows_of_ranks(m, store, c, micro_batches * 4 * layers(store));
 }
 
-/* Without trained weights before it the first block's gradient ends in its adapters. */
+/* If there are no trained weights before the first block, its gradient ends in its adapters. */
 static size_t scattered(const Model *m, const ParamStore *store, const Config *c,
                         size_t micro_batches, bool ends)
 {
@@ -140,9 +143,9 @@ static size_t scattered(const Model *m, const ParamStore *store, const Config *c
                          micro_batches * (4 * layers(store) - (ends && store->pipe.stage == 0)));
 }
 
-/* Of each chunk forward the stream of each micro-batch and the sum of squares so far, back the
- * gradient of the stream and its maximum. Between the first and the last stage the gradients of the
- * matrix that both have. */
+/* Each chunk sends the stream of each micro-batch and the sum of squares so far forward, and the
+ * gradient of the stream and its maximum backward. The first and the last stage exchange the
+ * gradients of the matrix that both have. */
 static size_t messages(const Model *m, const ParamStore *store, const Config *c,
                        size_t micro_batches)
 {
@@ -161,9 +164,9 @@ static size_t messages(const Model *m, const ParamStore *store, const Config *c,
            (shares ? store->shard[0].slice[TRAINED].count * bytes_of(c->recipe.grads) : 0);
 }
 
-/* Forward: q, k, v to whole sequences, the output back. Backward: the output's gradient, q, k, v
- * and the output to whole sequences, the gradients of q, k, v back. Each context rank gets a key
- * head, if there are fewer the same as another. */
+/* Forward: q, k, v to whole sequences, and the output back. Backward: the output's gradient, q, k,
+ * v and the output to whole sequences, and the gradients of q, k, v back. Each context rank gets a
+ * key head; if there are fewer key heads than ranks, several ranks get the same. */
 static size_t exchanges(const Model *m, const ParamStore *store, const Config *c,
                         size_t micro_batches)
 {
@@ -194,9 +197,9 @@ static void check_formulas(const size_t sent[NUM_SENT], const Run *r, size_t mic
 
 /* ---- all meshes ------------------------------------------------------------------------------ */
 
-static int meshes, steps; /* that were compared */
+static int meshes, steps; /* number of compared meshes and steps */
 
-/* What the second of two steps sends. */
+/* Returns the bytes that the second of two steps sends. */
 static void check(const Row *row, Strategy s)
 {
     const Case *k = &row->k;
@@ -212,8 +215,8 @@ static void check(const Row *row, Strategy s)
     dry.dry_run = true;
     dry.ranks = comm_size();
     rehearse(&rehearsal, &micro_batches, 1, &dry, r.store.pipe.stage);
-    /* The rehearsal is of the first shard; sums of what tensor ranks have copies of are those of
-     * the shard that has it. */
+    /* The rehearsal is that of the first shard. Sums over copies of tensor ranks count on the shard
+     * that has them. */
     const bool sums = s.tensor_ranks == 1 || r.store.rank == 0;
     for (Sent what = 0; what < NUM_SENT; what++)
         if (sent[what] != rehearsal.sent[what] && (sums || what != SENT_SUMS))
@@ -230,8 +233,8 @@ static void check(const Row *row, Strategy s)
     steps++;
 }
 
-/* Stages gather and sum once per step. Of six strategies each mesh of few ranks has all, of up to
- * 16 ranks two, and else one: the next mesh has the next ones. */
+/* Stages gather and sum once per step. With few ranks, each mesh tries all six strategies, with up
+ * to 16 ranks two, otherwise one; the next mesh tries the next strategies. */
 static void check_strategies(const Row *row, Strategy s)
 {
     const bool stages = s.pipeline_stages > 1;
@@ -249,8 +252,8 @@ static void check_strategies(const Row *row, Strategy s)
     }
 }
 
-/* coat: its states make a rank's part wide, so few tensor ranks are tried. Master weights on the
- * host are encoded by the update, which exchanges their maxima. */
+/* coat: its states need wide slices, so few tensor ranks are tried. The update encodes master
+ * weights on the host, and exchanges their maxima. */
 static const Row rows[] = {
     { { "bf16", LLAMA }, .least_tensor = 1, .most_tensor = MOST_RANKS },
     { { "coat", LLAMA, .tied = true }, .least_tensor = 1, .most_tensor = 8 },
@@ -264,7 +267,7 @@ static const Row rows[] = {
       .most_tensor = 1 },
 };
 
-/* On more than 16 ranks the rows take turns too. */
+/* On more than 16 ranks, the rows alternate, too. */
 static void check_mesh(Strategy s)
 {
     const Row *allowed[sizeof rows / sizeof *rows];

@@ -1,5 +1,5 @@
-/* The program as a user runs it: mpirun ./train configs/tiny.yaml with overrides; what it trains
- * and what it refuses. */
+/* The program as a user runs it: mpirun ./train configs/tiny.yaml with overrides. Tests training,
+ * and refused input. */
 #include "tests/test.h"
 #include "tests/launch.h"
 
@@ -7,8 +7,8 @@
 
 #include "model/run/log.h"
 
-/* ten steps = five, saved, and five more, bit for bit; on two ranks with bf16 rounding and moments
- * too */
+/* ten steps equal five saved steps and five more, bit for bit; also on two ranks with bf16 rounding
+ * and moments */
 static void check_resume(int ranks, const char *arguments, const char *name)
 {
     double whole[MAX_STEPS], parts[MAX_STEPS];
@@ -41,9 +41,9 @@ TEST(test_resume)
                  "bf16");
 }
 
-/* Same global batch on 1, 2 and 4 ranks. The first losses differ only by the order of summation: u
- * times the number of terms, 256 tokens, is an upper bound. Later ones also by its effect on the
- * weights: as much again per step. */
+/* The same global batch on 1, 2 and 4 ranks. The first losses differ only by the order of
+ * summation: u times the number of terms, 256 tokens, is an upper bound. Later losses also differ
+ * by its effect on the weights: as much again per step. */
 TEST(test_ranks_agree)
 {
     double one[MAX_STEPS], more[MAX_STEPS];
@@ -71,9 +71,9 @@ static void expect_close(const char *name, double bound)
             fail_msg("%s, step %d: %.9g, on one rank %.9g", name, i, more[i], one[i]);
 }
 
-/* Ranks that share sequences train and evaluate as one rank does, and other numbers of them
- * continue the run. Sums over tokens are in another order: roundoffs of F32, which ten steps
- * multiply by less than 100. */
+/* Context ranks train and evaluate as one rank does, and other numbers of context ranks continue
+ * the run. Sums over tokens are in another order: roundoffs of F32, which ten steps multiply by
+ * less than 100. */
 TEST(test_context)
 {
     static const char settings[] =
@@ -95,9 +95,10 @@ TEST(test_context)
     expect_close("eval/sample/CrossEntropyLoss", 1e-5);
 }
 
-/* Two steps on 4 ranks, then the state goes through other numbers of ranks and strategies and back:
- * every file of weights and moments keeps its bytes. A resume on half the ranks has the losses of
- * the first ones, except for the order of summation, which FP8 amplifies to a rounding of E4M3. */
+/* Two steps on 4 ranks; then the state goes through other numbers of ranks and strategies, and
+ * back. Every file of weights and moments keeps its bytes. A resume on half of the ranks has the
+ * first run's losses, except for the order of summation, which FP8 amplifies to a rounding of
+ * E4M3. */
 TEST(test_resharding)
 {
     static const struct {
@@ -143,7 +144,7 @@ TEST(test_resharding)
 TEST(test_loss_falls)
 {
     double loss[MAX_STEPS], perplexity[MAX_STEPS];
-    ids = ""; /* some are frequent, which 30 steps can learn */
+    ids = ""; /* some ids are frequent, which 30 steps can learn */
     expect_status(train(1,
                         "--max_duration=30 --optimizer.learning_rate=1e-2 --eval_interval=1000 "
                         "--save_folder=%s/falls",
@@ -157,8 +158,8 @@ TEST(test_loss_falls)
     assert_true(perplexity[30] > 1 && perplexity[30] < 50280 / 4.0);
 }
 
-/* Weight decay that multiplies the weights by -99: three steps that are not finite in a row end the
- * run. */
+/* A weight decay that multiplies the weights by -99: three steps in a row that are not finite end
+ * the run. */
 TEST(test_not_finite)
 {
     double skipped[MAX_STEPS];
@@ -186,7 +187,7 @@ TEST(test_plan_without_data)
     expect_output("ranks only sets how many ranks --dry_run plans for");
 }
 
-/* A run plans for the given memory: here only the allowance for libraries. */
+/* A run plans for the given memory, which here is only the allowance for libraries. */
 TEST(test_device_memory)
 {
     needs_ranks(2);
@@ -205,8 +206,7 @@ static int lines_of(const char *text)
     return n;
 }
 
-/* A user's error is one line, without output of MPI or its launcher, however the ranks were
- * started. */
+/* A user's error is one line, without output of MPI or its launcher, whatever started the ranks. */
 TEST(test_error_alone)
 {
     static const char *const launch[] = { "", "-n 1", "-n 4" }, *const wrong[] = {
@@ -225,7 +225,7 @@ TEST(test_error_alone)
         }
 }
 
-/* The order of output: model, the plan, the start of a resume, then warnings, then steps of 100
+/* The order of the output: model, plan, start of a resume, warnings, and then steps of 100
  * columns. */
 TEST(test_terminal)
 {
@@ -291,7 +291,7 @@ TEST(test_demo)
     expect_output("--save_folder=build/cpu");
 }
 
-/* Validation data with only padding have no loss; 0 would look like a good one. */
+/* Validation data of only padding have no loss. A loss of 0 would look like a good one. */
 TEST(test_evaluation_without_labels)
 {
     double loss[MAX_STEPS];
@@ -311,9 +311,9 @@ TEST(test_evaluation_without_labels)
     assert_null(strstr(output, "nothing is learned"));
 }
 
-/* 16 sequences of 32 tokens, one per step; every second one has labels. A mean over no labels is
- * NaN. In such a step AdamW's moments of earlier gradients change the weights, without weight
- * decay. */
+/* 16 sequences of 32 tokens, one per step; every second sequence has labels. A mean over no labels
+ * would be NaN. In a step without labels, AdamW's moments of earlier gradients change the weights,
+ * without weight decay. */
 TEST(test_steps_without_labels)
 {
     double loss[MAX_STEPS], labels[MAX_STEPS], perplexity[MAX_STEPS], norm[MAX_STEPS];
@@ -363,7 +363,7 @@ TEST(test_steps_without_labels)
     json_decref(manifest);
 }
 
-/* Processes started by srun without PMI are separate runs in one folder. mpirun with one rank is
+/* Processes that srun starts without PMI are separate runs in one folder. mpirun with one rank is
  * allowed. */
 TEST(test_slurm)
 {

@@ -18,7 +18,7 @@
 enum { STEPS = 8 };
 static const char golden_path[] = "tests/golden/train/golden.safetensors";
 
-/* A tensor of F32, malloc'ed, and its number of elements. */
+/* Returns an F32 tensor, malloc'ed, and its number of elements. */
 static float *read_tensor(const SafeFile *f, const char *name, size_t *count)
 {
     const SafeTensor *t = safetensors_find(f, name);
@@ -31,7 +31,7 @@ static float *read_tensor(const SafeFile *f, const char *name, size_t *count)
     return x;
 }
 
-/* A metric of each step; null where torch's is not finite. */
+/* A metric of each step; null if torch's value is not finite. */
 static void check_metric(const SafeFile *golden, const char *run, const char *key, const char *name,
                          double bound)
 {
@@ -56,7 +56,7 @@ static double distance(const float *x, const float *y, size_t count)
     return sqrt(sum);
 }
 
-/* Every tensor trained by torch, and no other. */
+/* Compares every tensor that torch trained, and no other. */
 static void check_weights(const SafeFile *golden, const char *run)
 {
     char path[512], name[160];
@@ -95,7 +95,7 @@ static void run_program(int ranks, const char *run, const char *arguments)
         0);
 }
 
-/* stop: also as a run that stops after this step, and a resume. */
+/* stop: also makes a run that stops after this step, and a resume. */
 static const struct {
     const char *name;
     int ranks;

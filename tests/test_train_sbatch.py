@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""scripts/train.sbatch with scripts that pretend to be srun and scontrol: which jobs are requeued. Cluster: scripts/try-slurm."""
+"""scripts/train.sbatch with scripts that pretend to be srun and scontrol: which jobs are requeued. scripts/try-slurm tests a
+cluster."""
 import os, shutil, signal, struct, subprocess, tempfile, time, unittest
 
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -42,13 +43,13 @@ class Sbatch(unittest.TestCase):
                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def job(self, steps, *more):
-        """Exit status, whether it was put back, output."""
+        """Returns the exit status, whether the job was requeued, and the output."""
         job = self.start(steps, *more)
         said = job.communicate(timeout=120)[0]
         return job.returncode, "scontrol requeue 7" in said, said
 
     def test_complete(self):
-        """What max_duration takes, 10 steps of 64 tokens each way; also a run that stop_at ends, and one without a checkpoint."""
+        """Each form of max_duration, 10 steps of 64 tokens; also a run that stop_at ends, and a run without a checkpoint."""
         for steps in ("10", "1_0", "1e1", "640T", "6.4e2T", "1ep"):
             for again in range(2):
                 status, back, said = self.job(steps)
@@ -74,7 +75,7 @@ class Sbatch(unittest.TestCase):
         self.fail(f"no step: {job.communicate()[0]}")
 
     def rank(self):
-        """The run's process: its executable is the program, and it works in the folder."""
+        """Finds the process of the run: its executable is the program, and its working folder is this folder."""
         for pid in filter(str.isdigit, os.listdir("/proc")):
             try:
                 if os.readlink(f"/proc/{pid}/exe") == os.path.realpath(TRAIN) and os.readlink(f"/proc/{pid}/cwd") == self.folder:
@@ -84,7 +85,7 @@ class Sbatch(unittest.TestCase):
         self.fail("no process")
 
     def test_asked_to_stop(self):
-        for _ in range(2):              # begun, then continued
+        for _ in range(2):              # starts, then continues
             lines = self.lines()
             job = self.start("1e9")
             self.wait_for_steps(job, lines)

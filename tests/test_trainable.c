@@ -1,5 +1,5 @@
-/* Messages about `trainable`: from the configuration, and for a checkpoint trained differently.
- * test_trainable_ranks tests its effects. */
+/* Messages about `trainable`: from the configuration, and for a checkpoint that was trained
+ * differently. test_trainable_ranks tests the effects of `trainable`. */
 #include "tests/test.h"
 #include "tests/saved.h"
 #include "tests/try_config.h"
@@ -41,7 +41,7 @@ TEST(test_other_choice)
     release();
 }
 
-/* A frozen weight has one copy, in bf16 unless set otherwise. */
+/* A frozen weight has one copy, in bf16 unless the settings say otherwise. */
 TEST(test_rounding)
 {
     Run saved, loaded;

@@ -1,13 +1,13 @@
 /* Frozen parameters on any number of ranks, under every strategy: their bytes never change, the
- * gradients of the others have the bits of a run that trains all, and memory is saved.
- * (test_resume_ranks: also through a checkpoint.) */
+ * gradients of other parameters have the bits of a run that trains everything, and memory is saved.
+ * (test_resume_ranks tests frozen parameters in checkpoints.) */
 #include "model/plan_model.h"
 #include "tests/test.h"
 #include "tests/ranks_state.h"
 
 enum { BATCH = 4, STEPS = 2 };
 
-/* Recipes, changed here so that frozen weights are rounded for computing like trained ones. */
+/* Recipes, changed here so that frozen weights are rounded for computing as trained weights are. */
 static const struct {
     const char *name;
     Keep keep;
@@ -44,9 +44,9 @@ static Whole open_run(Run *r, const Case *k, DType frozen, Strategy strategy)
     return take_whole(r, GRADIENTS);
 }
 
-/* NOTE: an element's sum over ranks begins with its owner, which may be another rank with fewer
- * parameters. So gradients of one micro-batch per rank are compared, and with NCCL, whose order
- * depends on the owner, on up to two ranks. */
+/* NOTE: an element's sum over ranks begins with the rank that owns the element, which may be
+ * another rank if there are fewer parameters. So the test compares gradients of one micro-batch per
+ * rank. With NCCL, whose order depends on the owner, it uses up to two ranks. */
 static void check_case(int choice, int recipe, Strategy strategy, const char *name)
 {
     const Case whole = { recipe_rows[recipe].name, choices[choice].model,
@@ -75,7 +75,7 @@ static void check_case(int choice, int recipe, Strategy strategy, const char *na
 
 TEST(test_strategies)
 {
-    /* of several ranks, any two of strategy, recipe and choice meet */
+    /* on several ranks, every pair of strategy, recipe and choice occurs */
     for (int s = 0; s < NUM_STRATEGIES; s++) {
         Strategy strategy;
         for (int i = 0; i < NUM_RECIPES && use_strategy(&strategy, s); i++)

@@ -1,6 +1,7 @@
-/* Adding a kind of unit touches one file, mapping_unit.h: its model is planned, trained, saved and
- * loaded like others. test_gradients.c checks its gradients, test_fsdp_ranks.c its sharding. And
- * names of a second kind of layer with items, expert_unit.h; test_items_ranks.c stores it. */
+/* Adding a kind of unit takes one file, mapping_unit.h. Its model is planned, trained, saved and
+ * loaded like other models. test_gradients.c checks its gradients, test_fsdp_ranks.c its sharding.
+ * Also tests the names of a second kind of layer with items, expert_unit.h; test_items_ranks.c
+ * stores such a layer. */
 #include <math.h>
 
 #include "model/checkpoint/safetensors.h"
@@ -42,7 +43,7 @@ static void open_trainer(Trainer *t, const ModelConfig *m, const char *recipe)
     open_to(t, m, recipe, false);
 }
 
-/* The summed loss of a micro-batch, and the gradients. */
+/* Returns the summed loss of a micro-batch, and the gradients. */
 static double pass(Trainer *t)
 {
     int tokens[TOKENS], targets[TOKENS];
@@ -79,7 +80,7 @@ TEST(test_names)
     assert_string_equal(unit_name(&plain, 1, name), "block 0");
 }
 
-/* A parameter as stored, on one rank. */
+/* Returns a parameter as it is stored, on one rank. */
 static Tensor stored(const ParamStore *store, int u, int param)
 {
     const Param *p = &store->shape[u].param[param];
@@ -102,7 +103,7 @@ static void check_same_grads(const Trainer *a, int u, const Trainer *b, int v)
     assert_memory_equal(x, y, n);
 }
 
-/* With W = 0 losses and the gradients of all other units have the bits of a model without the
+/* If W = 0, the losses and the gradients of all other units have the bits of a model without the
  * unit. */
 TEST(test_identity)
 {
@@ -188,7 +189,7 @@ TEST(test_names_of_items)
         name_index_add(&names, tensor[i].name, i);
     name_index_sort(&names);
     for (int i = 0; i < count; i++)
-        assert_int_equal(name_index_find(&names, tensor[i].name), i); /* no name is there twice */
+        assert_int_equal(name_index_find(&names, tensor[i].name), i); /* no name occurs twice */
     for (int i = 0; i < ITEMS; i++)
         for (int k = 0; k < 6; k++, found++) {
             static const char *const part[] = { "gate", "up" }, *const matrix[] = { "", ".lora_A",
@@ -221,7 +222,8 @@ static int layers_above(const ModelConfig *c)
     return is_above ? layers_with_experts(c) : 0;
 }
 
-/* A model with that layer below or above its blocks has the bits of the model without it. */
+/* With that layer below or above its blocks, a model has the bits of the model without the
+ * layer. */
 TEST(test_second_kind_of_layer)
 {
     static const char *const recipes[] = { "f32", "bf16", "coat", "coat-lean" };

@@ -1,5 +1,5 @@
-/* Checks before a resume: the bytes of the checkpoint, and that the data are those of its
- * training. */
+/* Checks before a resume: the bytes of the checkpoint, and whether the data are those that the run
+ * trained on. */
 #include "data/loader.h"
 #include "tests/test.h"
 #include "tests/launch.h"
@@ -65,7 +65,7 @@ TEST(test_sample)
         assert_true(content().tokens != whole.tokens && content().masks == whole.masks);
         flip("long.npy", seen[i]);
     }
-    /* which a sample does not include */
+    /* the sample does not contain this byte */
     for (size_t i = 0; i < sizeof unseen / sizeof unseen[0]; i++)
         flip("long.npy", unseen[i]);
     assert_true(content().tokens == whole.tokens);
@@ -78,7 +78,7 @@ TEST(test_sample)
 
 /* ---- runs ------------------------------------------------------------------------------------ */
 
-/* Resumes a copy of the run `first`, with its data, perhaps changed. */
+/* Resumes a copy of the run `first` with its data, which may have changed. */
 static int go_on(int ranks, const char *run, const char *more)
 {
     return train(ranks,
@@ -88,7 +88,7 @@ static int go_on(int ranks, const char *run, const char *more)
                  folder, folder, folder, run, more);
 }
 
-/* Two steps of four. */
+/* Two of four steps. */
 static void make_first(void)
 {
     char command[512];
@@ -108,7 +108,7 @@ static void refuse(int ranks, const char *more, const char *message)
     assert_false(exists("copy/step4"));
 }
 
-/* On any number of ranks, in one group or two. */
+/* The same on any number of ranks, in one group or in two. */
 TEST(test_flipped_bits)
 {
     make_first();
@@ -119,7 +119,7 @@ TEST(test_flipped_bits)
             ? ""
             : "--fsdp.sharding_strategy=HYBRID_SHARD --fsdp.hybrid_sharding_num_model_replicas=2",
         "copy/step2/optimizer-00001.states: tensor model.");
-    refuse(2, "--recipe=bf16", " from trainer.json"); /* converted moments */
+    refuse(2, "--recipe=bf16", " from trainer.json"); /* moments are converted */
     flip("first/step2/optimizer-00001.states", -1000);
     flip("first/step2/model.safetensors", -100000);
     refuse(2, "", "copy/step2/model.safetensors: tensor model.");
@@ -142,7 +142,7 @@ TEST(test_other_content)
     flip("train.mask", 1);
 }
 
-/* All changed settings are reported, and no others; the moments are converted to the new recipe's
+/* Reports all changed settings and no others. The moments are converted to the new recipe's
  * formats. */
 TEST(test_other_settings)
 {
@@ -164,7 +164,7 @@ TEST(test_other_settings)
     in_folder(
         "rm -rf copy; cp -r first copy; "
         "sed -i '/warmup_fraction/d; /label_mask_paths/,+1d; /trainable/d' copy/step2/config.yaml");
-    expect_status(go_on(1, "copy", "--restore_dataloader=false"), 0); /* of an older program */
+    expect_status(go_on(1, "copy", "--restore_dataloader=false"), 0); /* from an older program */
     if (strstr(strstr(output, "resume: ") + 1, "resume: "))
         fail_msg("%s", output);
     expect_output("resume: data.label_mask_paths[0] ");
@@ -174,7 +174,7 @@ TEST(test_other_settings)
     assert_null(strstr(output, "resume: "));
 }
 
-/* Settings of training without effect on shapes, several at once. */
+/* Several changed settings of training that do not affect shapes. */
 TEST(test_other_training)
 {
     static const char *const keys[] = { "max_grad_norm",
@@ -201,8 +201,8 @@ TEST(test_other_training)
     }
 }
 
-/* A run of a program with another row for the recipe has it in trainer.json. It can be resumed with
- * the new or the old row. */
+/* If a program with another row for the recipe wrote the run, trainer.json has that row. The run
+ * can resume with the new or the old row. */
 TEST(test_other_columns)
 {
     make_first();
@@ -217,8 +217,8 @@ TEST(test_other_columns)
     assert_null(strstr(strstr(strstr(output, "resume: ") + 1, "resume: ") + 1, "resume: "));
 }
 
-/* Makes `copy` of `first` with the names that earlier versions had: of keys in config.yaml, and of
- * columns in trainer.json. */
+/* Makes `copy` of `first` with the names of earlier versions: keys in config.yaml, and formats in
+ * trainer.json. */
 static void copy_as_earlier(void)
 {
     in_folder("rm -rf copy; cp -r first copy; for f in copy/config.yaml copy/step2/config.yaml; do "
@@ -244,7 +244,7 @@ static void copy_as_earlier(void)
               "grep -q '\"att\": \"bf16\"' copy/step2/trainer.json");
 }
 
-/* They resume as before, and a changed column is found. */
+/* Such copies resume as before, and a changed format is found. */
 TEST(test_other_names)
 {
     static const char silent[] =
@@ -280,7 +280,7 @@ TEST(test_other_names)
                   "--format.saved_attention=e4m3/16 continues as before\n");
 }
 
-/* Its manifest has neither checksums nor samples: nothing is verified, and the rest of the run is
+/* The manifest has neither checksums nor samples: nothing is verified, and the rest of the run is
  * the same bit for bit. */
 TEST(test_old_checkpoint)
 {

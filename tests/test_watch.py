@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""scripts/watch.py: sending metrics.jsonl on, serving it. The writers of TensorBoard, Weights & Biases and Trackio run where they
-are installed (pip install tensorboard wandb trackio), and what they wrote is read back. Reading: test_metrics.py."""
+"""scripts/watch.py: sends and serves metrics.jsonl. The writers of TensorBoard, Weights & Biases and Trackio run if they are
+installed (pip install tensorboard wandb trackio); the test reads back what they wrote. test_metrics.py tests reading."""
 import array, glob, gzip, http.client, importlib.util, itertools, json, math, os, shutil, signal, subprocess, sys
 import tempfile, threading, time, types, unittest
 
@@ -18,7 +18,7 @@ LOSS = "train/CrossEntropyLoss"
 
 
 def record(step, salt=0, **more):
-    """As the program writes it; salt: so that a step that is trained again differs."""
+    """Writes lines as the program does. salt: makes the values of a step that is trained again differ."""
     return {"step": step, LOSS: 10 / step + salt, "optim/step_skipped": False, "throughput/total_tokens": 1024 * step,
             "time": 1000 + step, **more}
 
@@ -42,7 +42,7 @@ class Folder(unittest.TestCase):
             file.write(records if isinstance(records, bytes) else as_lines(records))
 
     def cut(self, step):
-        """As model/run/log.c does at a resume: later steps are dropped, in the same file."""
+        """Deletes later steps in the same file, as model/run/log.c does at a resume."""
         path = os.path.join(self.run_folder, "metrics.jsonl")
         with open(path, "rb") as file:
             lines = file.readlines()
@@ -51,7 +51,7 @@ class Folder(unittest.TestCase):
 
 
 class FakeWriter:
-    """What a program would have in the end: values by step, for each of its runs."""
+    """Returns the values by step that a program should have at the end, for each of its runs."""
     takes_late = False
 
     def __init__(self):
@@ -91,7 +91,7 @@ class SenderTest(Folder):
         self.append([record(1), more, record(2)])
         sender = self.sender()
         sender.send()
-        (step, seconds, values), = self.writer.written["run"]       # the last step may not be complete
+        (step, seconds, values), = self.writer.written["run"]       # the last step may be incomplete
         self.assertTrue(math.isnan(values.pop("eval/val/CrossEntropyLoss")))
         self.assertEqual((step, seconds, values), (1, 1001, {LOSS: 10, "optim/step_skipped": 0, "throughput/total_tokens": 1024}))
         sender.close()
@@ -107,7 +107,7 @@ class SenderTest(Folder):
         self.assertEqual(set(self.writer.opened), {"run"})
 
     def test_killed_between_steps(self):
-        """Nothing is sent twice, and nothing is lost that had not been sent."""
+        """No line is sent twice, and no line is lost that had not been sent."""
         for last in range(2, 9):
             self.append([record(2 * last), record(2 * last + 1)])
             self.sender().send()
@@ -125,7 +125,7 @@ class SenderTest(Folder):
         self.assertEqual(self.noted(), [1, 2, 3, 4, 5, 6])
 
     def test_back_to_what_was_not_sent(self):
-        """Step 6 waits for its evaluation: the run that writes it anew is the same."""
+        """Step 6 waits for its evaluation. The run that writes step 6 again is the same run."""
         self.append([record(i) for i in range(1, 7)])
         sender = self.sender()
         sender.send()
@@ -151,7 +151,7 @@ class SenderTest(Folder):
         self.assertEqual(self.noted(), list(range(1, 30)))
 
     def noted(self):
-        """Steps of the lines in watch.index, whose ends must be those in the file."""
+        """Returns the steps of the lines in watch.index. The line ends there must be those in the file."""
         with open(os.path.join(self.run_folder, "fake", "watch.index"), "rb") as file:
             numbers = array.array("q", file.read())
         with open(os.path.join(self.run_folder, "metrics.jsonl"), "rb") as file:
@@ -211,11 +211,11 @@ class ServerTest(Folder):
         self.assertEqual(self.get("/", method="POST")[0].status, 501)
 
     def test_page(self):
-        """It names no other address: what is not here it cannot ask for, and its policy would not let it."""
+        """The page names no other address: it can request only local files, and its policy forbids others."""
         response, body = self.get("/")
         self.assertEqual(response.status, 200)
         self.assertIn("default-src 'none'", response.getheader("Content-Security-Policy"))
-        text = body.decode().replace("http://www.w3.org/${", "")        # names of languages, not places
+        text = body.decode().replace("http://www.w3.org/${", "")        # namespaces, not addresses
         for sign in ("http:", "https:", "src=", "@import", "url("):
             self.assertNotIn(sign, text)
 
@@ -234,13 +234,13 @@ class ServerTest(Folder):
         self.assertEqual((second["name"], second["curves"], second["changed"]), ("<b>other", {}, None))
 
     def test_not_finite(self):
-        """What JSON has no word for is left out, even where Python's reads and writes it."""
+        """Values that JSON cannot express are left out, although Python's JSON reads and writes them."""
         self.append([record(1), record(2)])
         for text in ("NaN", "-Infinity", "1e999", "1.7e308", "1" + "0" * 400):
             values = ", ".join(f'"{name}": {text}' for name in (LOSS, "quant/x0/0/error", "throughput/total_tokens"))
             self.append(f'{{"step": 3, {values}}}\n'.encode())
         self.append([{"step": 3, "quant/x0/1/error": 0.5}], self.other)
-        refuse = lambda name: self.fail(f"{name} is no JSON")
+        refuse = lambda name: self.fail(f"{name} is not JSON")
         first, second = json.loads(self.get("/data?have=")[1], parse_constant=refuse)["runs"]
         self.assertEqual((first["step"], first["tokens"], first["curves"]), (3, 2048, {LOSS: {"x": [1, 2], "y": [10, 5]}}))
         self.assertEqual(second["curves"], {"quant/x0/error": {"x": [3], "y": [0.5]}})
@@ -280,8 +280,8 @@ def send(*arguments, **environment):
 
 
 def read_log(path):
-    """The records of a .wandb file: seven bytes, then LevelDB's log format, blocks of 32 KiB with records that are whole (1) or in
-    parts (2, 3, 4). wandb has no reader of it that Python can call."""
+    """Reads the records of a .wandb file: seven bytes, then LevelDB's log format, blocks of 32 KiB with whole records (1) or
+    parts of records (2, 3, 4). wandb has no reader that Python can call."""
     with open(path, "rb") as file:
         text = file.read()
     at, record = 7, b""
@@ -299,7 +299,8 @@ def read_log(path):
 
 
 class WriterTest(Folder):
-    """The same for each program: a run, stopped and continued; then back to step 3; together with another run."""
+    """The same for each program: a run that was stopped and continued; then one that went back to step 3; then together with
+    another run."""
 
     def check_program(self, target, *options, **environment):
         other = self.make_run("other")
@@ -334,7 +335,7 @@ class WriterTest(Folder):
         expected = [record(i, i > 3) for i in range(1, 10)]
         self.assertEqual([(step, seconds) for step, _, seconds in found], [(r["step"], r["time"]) for r in expected])
         for (_, value, _), r in zip(found, expected):
-            self.assertAlmostEqual(value, r[LOSS], delta=2 ** -23 * r[LOSS])       # it keeps floats
+            self.assertAlmostEqual(value, r[LOSS], delta=2 ** -23 * r[LOSS])       # it stores floats
         self.assertEqual([(e.step, e.value) for e in events.Scalars("eval/val/CrossEntropyLoss")], [(3, 4.5)])
         events = EventAccumulator(os.path.join(self.top, "other", "tensorboard"))
         events.Reload()
@@ -342,7 +343,7 @@ class WriterTest(Folder):
 
     @unittest.skipUnless(installed("tensorboard"), "pip install tensorboard")
     def test_live_and_stopped(self):
-        """Killed at any time and started again, at last stopped by SIGTERM: every step once."""
+        """watch.py is killed at any time and started again, and finally stopped by SIGTERM: every step is sent once."""
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
         index, step = os.path.join(self.run_folder, "tensorboard", "watch.index"), 0
         for number in (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM):
@@ -378,7 +379,7 @@ class WriterTest(Folder):
                     found.setdefault(name, []).append((row["_step"], row[LOSS], row.get("eval/val/CrossEntropyLoss")))
         expect = lambda steps, salt: [(i, 10 / i + salt, 4.5 if i == 3 else None) for i in steps]
         self.assertEqual(found, {"run": expect(range(1, 7), 0), "run-from-4": expect(range(4, 10), 1)})
-        self.assertTrue(all(len(i) == 1 for i in ids.values()))     # what was stopped went on as the same run
+        self.assertTrue(all(len(i) == 1 for i in ids.values()))     # a stopped run continued as the same run
 
     @unittest.skipUnless(installed("trackio"), "pip install trackio")
     def test_trackio(self):

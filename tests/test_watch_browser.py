@@ -8,7 +8,7 @@ import base64, json, os, select, shutil, subprocess, sys, tempfile, time, unitte
 
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-DEADLINE = 60           # seconds for any one thing
+DEADLINE = 60           # seconds for any single action
 
 
 class Browser:
@@ -137,7 +137,7 @@ class BrowserTest(unittest.TestCase):
         self.assertEqual(b.ask("document.querySelectorAll('[data-name=loss] polyline.curve').length"), 2)
         self.assertEqual(b.ask("document.querySelectorAll('[data-name=router] polyline.curve').length"), 4)
         self.assertIn("idle experts", b.ask("document.querySelector('.run').textContent"))
-        self.assertEqual(b.ask("document.querySelectorAll('i i, h2 i').length"), 0)         # names are no markup
+        self.assertEqual(b.ask("document.querySelectorAll('i i, h2 i').length"), 0)         # names are not interpreted as markup
 
         self.append(self.runs[0], 41, 60)
         b.wait_for(POINTS % "loss" + " == 60", "the curve grows")
@@ -158,7 +158,7 @@ class BrowserTest(unittest.TestCase):
         self.assertEqual(b.problems, [])
 
     def test_phone(self):
-        """Nothing is wider than the screen."""
+        """No element is wider than the screen."""
         self.browser.open(self.address, 390, 844, dark=True)
         self.browser.wait_for(POINTS % "memory" + " == 40", "charts are drawn")
         self.assertEqual(self.browser.ask("document.documentElement.scrollWidth"), 390)

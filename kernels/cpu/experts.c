@@ -8,7 +8,7 @@
 
 /* ---- tensors of assignments ------------------------------------------------------------------ */
 
-/* The rows of t that are in use, without a transposed copy. */
+/* Returns the rows of t that are in use, without a transposed copy. */
 static Tensor in_use(Tensor t, Routing r)
 {
     t.rows = r.first[r.experts];
@@ -16,7 +16,7 @@ static Tensor in_use(Tensor t, Routing r)
     return t;
 }
 
-/* Fills the columns of t.data_t that are in use. */
+/* Fills the columns of t.data_t that belong to rows in use. */
 static void transpose_in_use(Tensor t, Routing r)
 {
     const uint8_t *codes = t.data;
@@ -27,14 +27,14 @@ static void transpose_in_use(Tensor t, Routing r)
                 codes[(size_t)row * (size_t)t.cols + (size_t)c];
 }
 
-/* tensor_finish for the rows in use. */
+/* As tensor_finish, for the rows in use. */
 static void finish(Tensor t, const float *values, Routing r)
 {
     tensor_finish(in_use(t, r), values);
     transpose_in_use(t, r);
 }
 
-/* tensor_finish_scaled for the rows in use. */
+/* As tensor_finish_scaled, for the rows in use. */
 static void finish_scaled(Tensor t, const float *values, Routing r)
 {
     if (!t.data)
@@ -43,7 +43,7 @@ static void finish_scaled(Tensor t, const float *values, Routing r)
     transpose_in_use(t, r);
 }
 
-/* The number of rows of expert e, without padding. */
+/* Returns the number of rows of expert e, without padding. */
 static int rows_of(Routing r, int e)
 {
     int row = r.first[e];
@@ -99,7 +99,7 @@ void backend_experts_sum(Tensor y, Tensor x, Tensor add, Routing r)
 
 /* ---- grouped GEMMs --------------------------------------------------------------------------- */
 
-/* The matrix of expert e in w. */
+/* Returns the matrix of expert e in w. */
 static Tensor matrix(Tensor w, int e, Routing r)
 {
     const size_t first = (size_t)e * (tensor_numel(w) / (size_t)r.experts);
@@ -154,7 +154,7 @@ void backend_experts_matmul_dx(Tensor dx, Tensor dy, Tensor w, Routing r)
     finish(dx, output, r);
 }
 
-/* Row `first` of t. */
+/* Returns the elements of t from row `first` on. */
 static const float *from_row(Columns t, int first)
 {
     return t.x + (size_t)first * (t.transposed ? 1 : (size_t)t.ld);
@@ -184,7 +184,7 @@ void backend_experts_matmul_dw(Tensor dw, Tensor dy, Tensor x, Routing r)
 
 /* ---- SwiGLU: swiglu.c has the formulas ------------------------------------------------------- */
 
-/* The weight of the assignment in a row; 0 for padding. */
+/* Returns the weight of the assignment in a row; 0 for padding. */
 static float weight_of(Routing r, int row)
 {
     return r.assignment[row] >= 0 ? r.weight[r.assignment[row]] : 0;

@@ -49,8 +49,8 @@ static void choose(int *expert, const float *x, int top_k, int experts)
     }
 }
 
-/* Returns the sum of p over a token's experts, or 1 if weights are not normalized: the divisor of
- * the weights. */
+/* Returns the divisor of the weights: the sum of p over a token's experts, or 1 if weights are not
+ * normalized. */
 static double divisor(const double *p, const int *expert, int top_k, bool normalize)
 {
     double sum = 0;
@@ -122,7 +122,7 @@ void backend_router_stats(Tensor stats, Tensor logits, Routing r)
     }
 }
 
-/* dx += the gradient through the weights of a token, from the gradients dweight of its
+/* Adds to dx the gradient through the weights of a token, from the gradients dweight of its
  * assignments. */
 static void add_weights(double *dx, const double *p, const int *expert, const int *row,
                         const float *dweight, Routing r, bool normalize)
@@ -142,7 +142,7 @@ static void add_weights(double *dx, const double *p, const int *expert, const in
             dx[expert[j]] -= p[expert[j]] / sum * mean;
 }
 
-/* dx += the gradient of scale * sum over e of count[e] p[e]. */
+/* Adds to dx the gradient of scale times the sum over e of count[e] p[e]. */
 static void add_balance(double *dx, const double *p, const float *count, int experts, double scale)
 {
     double mean = 0;

@@ -27,9 +27,9 @@
 #include "kernels/cuda/attention_tiles.cuh"
 
 static constexpr int STAGES = 4; /* number of tiles of keys or values in shared memory */
-/* exponents of 2: weights stay below 2^SLACK, and sums of 2^24 weights far below 2^127 */
+/* as exponents of 2: weights stay below 2^SLACK, and sums of 2^24 weights stay far below 2^127 */
 static constexpr float SLACK = 8;
-/* the limit of the bound if maxima are not computed; values may be up to 2^39 */
+/* maximum excess of the bound over `top`, as an exponent of 2, if maxima are not computed */
 static constexpr float ROOM = 64;
 /* bytes of keys and values that the L2 cache keeps */
 static constexpr int64_t CACHED = 24 << 20;

@@ -4,8 +4,8 @@
 #include "kernels/cuda/experts_gemm.cuh"
 #include "kernels/cuda/matmul_fused.cuh"
 
-/* N tokens: R rows of assignments, or the O columns of dy. Sums of dw have all C = R terms at
- * most. */
+/* N tokens: the R rows of assignments, or the O columns of dy. Sums of dw have at most C = R
+ * terms. */
 struct ExpertsJob : FusedJob {
     const int *first;
     int experts;
@@ -30,7 +30,7 @@ struct FirstRows {
 #endif
 };
 
-/* Rows of assignments, with the matrix of their expert. */
+/* Tiles of rows of assignments, with the matrix of their expert. */
 struct MatrixOfEach : FirstRows {
     template <int ACROSS>
     static int most(const Job &job)
@@ -63,8 +63,8 @@ struct MatrixOfEach : FirstRows {
 #endif
 };
 
-/* The gradients of all matrices: sums over the rows of an expert. Without rows, the terms are those
- * after the last column of the operands, where TMA loads zeros. */
+/* Tiles of the gradients of all matrices: sums over the rows of an expert. If an expert has no
+ * rows, the terms are those after the last column of the operands, where TMA loads zeros. */
 struct SumOfEach : FirstRows {
     template <int ACROSS>
     __host__ __device__ static int most(const Job &job)

@@ -7,18 +7,18 @@
 #pragma once
 #include "kernels/cuda/vector.cuh"
 
-enum { MOST_EXPERTS = 256 }; /* whose first rows fit in shared memory */
+enum { MOST_EXPERTS = 256 }; /* maximum number of experts, whose first rows fit in shared memory */
 
 typedef enum { GROUPED_MATMUL, GROUPED_DX, GROUPED_DW } GroupedKind;
 
-/* The tensors as the operations have them: x, dy and dy as a; w, w and x as b. */
+/* The tensors of an operation: a is x, dy or dy; b is w, w or x. */
 struct GroupedGemm {
     GroupedKind kind;
     Tensor out, a, b;
     Routing r;
 };
 
-/* Returns the columns of out, and the rows of an expert's part of dw. */
+/* Returns the number of columns of out, and the number of rows of an expert in dw. */
 static inline int grouped_columns(const GroupedGemm &g)
 {
     return g.out.cols;

@@ -10,8 +10,8 @@ namespace
 
 constexpr int TILE = 64, STEP = 32, THREADS = 128;
 
-/* Element (i, k) of expert e is data[e * expert + i * row + k * term]. scale: that of the operand,
- * or of expert 0, with scale_step floats between experts; NULL: 1. */
+/* Element (i, k) of expert e is data[e expert + i row + k term]. scale: the scale of the operand,
+ * or of expert 0; the scales of experts are scale_step floats apart; NULL: 1. */
 struct Operand {
     const void *data;
     DType dtype;
@@ -23,8 +23,9 @@ struct Operand {
 struct Job {
     Operand a, b;
     AnyOut out;
-    bool adds, by_expert;  /* adds to out; dw */
-    int rows, cols, terms; /* rows of an expert's dw; terms of a sum, unless by_expert */
+    bool adds, by_expert; /* adds: adds to out; by_expert: out is dw */
+    /* number of rows of an expert's dw; number of terms of a sum, unless by_expert */
+    int rows, cols, terms;
     const int *first;
     int experts;
 };
@@ -128,9 +129,9 @@ __global__ __launch_bounds__(THREADS) void grouped_kernel(Job job)
             }
 }
 
-/* The operand t, (rows, cols) for each expert, or for all experts together if `shared`. The sum runs
- * along its rows, or along its columns if `columns`. FP8 operands have a transposed copy for
- * this. */
+/* Describes the operand t, (rows, cols) for each expert, or for all experts together if `shared`.
+ * The sum runs along its rows, or along its columns if `columns`; for this, FP8 operands have a
+ * transposed copy. */
 Operand operand_of(Tensor t, int rows, bool shared, bool columns)
 {
     const bool fp8 = format_is_fp8(t.format), transposed = fp8 && columns;

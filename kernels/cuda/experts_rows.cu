@@ -1,7 +1,7 @@
-/* Rows of tokens to rows of assignments, and back.
+/* Copies rows of tokens to rows of assignments, and back.
  *
  * Bytes per element of x and of an assignment: gather to BF16 reads 2 and writes 2. Gather to FP8
- * reads 2, and writes 1 for each copy. Its blocks go down the rows of 64 columns before they go to
+ * reads 2, and writes 1 for each copy. Blocks process all rows of 64 columns before they process
  * the next columns. So all assignments of a token read its columns while these are in the L2 cache.
  * The sum reads 2 per assignment, and reads and writes 2 per token. */
 #include "kernels/cuda/tiles.cuh"
@@ -10,9 +10,9 @@ enum { THREADS = 256, AT_ONCE = 8 };
 
 /* ---- gather ---------------------------------------------------------------------------------- */
 
-/* The tokens of rows; -1: padding. */
+/* The token of each row of assignments; -1: padding. */
 struct RowTokens {
-    const int *assignment, *end; /* *end: the row after the last one in use */
+    const int *assignment, *end; /* *end: the row after the last row in use */
     int top_k;
     __device__ int of(int row) const
     {
@@ -37,7 +37,7 @@ struct GatherSource : SimpleSource {
     }
 };
 
-/* As fp8_tile_kernel, with blocks in another order. */
+/* As fp8_tile_kernel, with another order of blocks. */
 template <class Source>
 __global__ __launch_bounds__(TILE_THREADS, 3) void gather_tile_kernel(TileOuts<Source> outs,
                                                                       Source source, int rows,
@@ -48,7 +48,7 @@ __global__ __launch_bounds__(TILE_THREADS, 3) void gather_tile_kernel(TileOuts<S
         encode_tile(outs, source, blockIdx.x * TILE_ROWS, blockIdx.y * TILE_COLS, rows, cols, t);
 }
 
-/* A thread has a pack of y. */
+/* Each thread computes a pack of y. */
 template <typename T>
 __global__ __launch_bounds__(THREADS) void gather_kernel(AnyOut y, const T *x, RowTokens tokens,
                                                          int C)
@@ -71,7 +71,7 @@ static RowTokens row_tokens(Routing r)
     return { r.assignment, r.first + r.experts, r.top_k };
 }
 
-/* y has its scale. */
+/* The scale of y is known. */
 static void gather(const char *op, Tensor y, Tensor x, Routing r)
 {
     const int C = x.cols, rows = y.rows;
@@ -112,7 +112,8 @@ void backend_experts_gather_again(Tensor y, Tensor x, Routing r)
 
 /* ---- sum ------------------------------------------------------------------------------------- */
 
-/* A thread has a pack of y, and AT_ONCE loads in flight. add.data is NULL if nothing is added. */
+/* Each thread computes a pack of y, with AT_ONCE loads in flight. add.data is NULL if nothing is
+ * added. */
 template <typename T>
 __global__ __launch_bounds__(THREADS) void sum_kernel(AnyOut y, const T *x, AnyIn add,
                                                       const int *row, int N, int K, int C)

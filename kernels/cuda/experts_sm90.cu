@@ -19,16 +19,17 @@ namespace
 {
 
 constexpr int TILE_ROWS = 128, PAIR = 2, CONSUMERS = 256, THREADS = CONSUMERS + 128;
-constexpr int ROW_BYTES = 128; /* of a stage */
+constexpr int ROW_BYTES = 128; /* bytes of a row in a stage */
 
 struct Job {
     GroupedKind kind;
-    int rows, cols, terms; /* rows of an expert's dw; terms of a sum, but for dw */
+    /* number of rows of an expert's dw; number of terms of a sum, except for dw */
+    int rows, cols, terms;
     int experts;
     const int *first;
-    const float *scale_a, *scale_b; /* NULL: 1 */
+    const float *scale_a, *scale_b; /* NULL: the scale is 1 */
     AnyOut out;
-    bool adds; /* adds to out */
+    bool adds; /* adds: adds to out */
 };
 
 struct Maps {
@@ -53,7 +54,7 @@ struct alignas(1024) Shared {
 };
 
 /* The tile of one block, and the terms begin .. end - 1 of its sums. paired: the other block's tile
- * is of the same expert. */
+ * belongs to the same expert. */
 struct Tile {
     int expert, row, col, begin, end;
     bool paired;
@@ -64,7 +65,7 @@ __host__ __device__ inline int up(int n, int by)
     return (n + by - 1) / by;
 }
 
-/* Returns the number of pairs of tiles; rows: those of out or of an expert's dw. */
+/* Returns the number of pairs of tiles. rows: number of rows of out, or of an expert's dw. */
 template <int WIDTH>
 __host__ __device__ inline int pairs_of(const Job &job, int rows)
 {
@@ -76,7 +77,8 @@ __host__ __device__ inline int pairs_of(const Job &job, int rows)
 
 constexpr int PANEL = 64 * ROW_BYTES, TOGETHER = 8;
 
-/* Rows of out. TOGETHER pairs loop over all columns together, and stay in the L2 cache. */
+/* The order of tiles of `out`. TOGETHER pairs process all columns together, so their rows stay in
+ * the L2 cache. */
 template <int WIDTH>
 __device__ Tile tile_of_rows(const Job &job, const int *first, int pair, int rank)
 {
@@ -132,7 +134,7 @@ __device__ inline void load_b(uint8_t *to, const CUtensorMap *map, int k, int ro
         load_box(to, map, x, y, z, full);
 }
 
-/* Called by one thread. */
+/* Called by one thread: loads the stages of all tiles. */
 template <DType A, bool A_COLUMNS, bool B_COLUMNS, int WIDTH>
 __device__ void load(Shared<WIDTH> &s, const Job &job, const Maps &maps)
 {
@@ -163,7 +165,7 @@ __device__ void load(Shared<WIDTH> &s, const Job &job, const Maps &maps)
 
 /* ---- products -------------------------------------------------------------------------------- */
 
-/* Starts the products of a stage. `add` is for the first of them. */
+/* Starts the products of a stage. add: whether the first of these products adds to the sums. */
 template <DType A, bool A_COLUMNS, bool B_COLUMNS, int WIDTH, int N>
 __device__ inline void start_products(float (&sum)[N], const Stage<WIDTH> &stage, int group,
                                       bool add)
@@ -207,8 +209,8 @@ __device__ inline void transpose_quad(uint32_t (&x)[4][EACH])
     }
 }
 
-/* Stores eight neighbours of a row in BF16. Of each four words in wgmma's layout, a thread gets the
- * words of one block of eight columns. */
+/* Stores eight neighbours of a row in BF16. In wgmma's layout, a thread has a word of each of four
+ * blocks of eight columns; after the exchange it has all four words of one block. */
 __device__ inline void store_words(bf16 *to, const float *sum, float scale, bool inside)
 {
     uint32_t x[4][1];
@@ -220,7 +222,7 @@ __device__ inline void store_words(bf16 *to, const float *sum, float scale, bool
         *(uint4 *)to = make_uint4(x[0][0], x[1][0], x[2][0], x[3][0]);
 }
 
-/* The same in F32 or BF16, added to what is there if `adds`. */
+/* The same in F32 or BF16. Adds to the old values if `adds`. */
 __device__ inline void store_floats(AnyOut out, bool adds, size_t at, const float *sum, float scale,
                                     bool inside)
 {
@@ -239,7 +241,7 @@ __device__ inline void store_floats(AnyOut out, bool adds, size_t at, const floa
         store_any(out, at, v, 8);
 }
 
-/* Stores a warpgroup's sums. end: the row after the last one of out, or of an expert's dw. */
+/* Stores the sums of a warpgroup. end: the row after the last row of out, or of an expert's dw. */
 template <int N>
 __device__ inline void store_sums(const Job &job, const Tile &tile, const float (&sum)[N],
                                   int group, int end)
@@ -269,7 +271,7 @@ __device__ inline void store_sums(const Job &job, const Tile &tile, const float 
 
 /* ---- kernel ---------------------------------------------------------------------------------- */
 
-/* The loop of one warpgroup. */
+/* The loop of one warpgroup over its tiles. */
 template <DType A, bool A_COLUMNS, bool B_COLUMNS, int WIDTH, bool PRECISE>
 __device__ void consume(Shared<WIDTH> &s, const Job &job)
 {

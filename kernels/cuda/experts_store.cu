@@ -32,7 +32,7 @@ struct Store : StoreShape<A> {
 
     const Job &job;
     const int rows;
-    /* the thread's first row and column; if row is after the last row, nothing is held */
+    /* the thread's first row and column; no sums are held if row is after the last row */
     int row, column, result_row;
 
     static __device__ int weights(const Job &job, const FusedTile &at, int part)

@@ -15,7 +15,7 @@ static AssignedRows assigned_rows(Routing r)
 
 /* ---- forward --------------------------------------------------------------------------------- */
 
-/* stored.data is NULL if gate_up is the memory of wide. exact: act is that of wide. */
+/* stored.data is NULL if gate_up is the memory of wide. exact: act is computed from wide. */
 template <typename T>
 __global__
 __launch_bounds__(MAX_THREADS) void experts_swiglu_kernel(AnyOut act, AnyOut stored, const T *wide,
@@ -43,7 +43,7 @@ __launch_bounds__(MAX_THREADS) void experts_swiglu_kernel(AnyOut act, AnyOut sto
     }
 }
 
-/* gate_up = wide, F32 or BF16. */
+/* Computes act, with gate_up = wide in F32 or BF16. */
 template <typename T>
 __global__ __launch_bounds__(MAX_THREADS) void save_dense_kernel(AnyOut gate_up, const T *wide,
                                                                  const int *last, int cols)
@@ -126,7 +126,7 @@ void backend_experts_swiglu(Tensor act, Tensor gate_up, Tensor wide, Routing r, 
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* act.data is NULL if act is not written. */
+/* act.data is NULL if the kernel does not write act. */
 template <typename TD, typename T>
 __global__ __launch_bounds__(MAX_THREADS) void experts_swiglu_backward_kernel(
     AnyOut dgate_up, AnyOut act, float *dweight, const TD *dact, const T *gate_up,
@@ -162,7 +162,7 @@ __global__ __launch_bounds__(MAX_THREADS) void experts_swiglu_backward_kernel(
         dweight[blockIdx.x] = sum;
 }
 
-/* A warp has a row, and a lane PACKS packs in flight. */
+/* Each warp computes a row; a lane has PACKS packs in flight. */
 template <class Reader, class ReaderD>
 __global__ __launch_bounds__(MAX_THREADS) void dweight_kernel(float *dweight, ReaderD dact,
                                                               Reader gate_up, const int *last,

@@ -47,7 +47,7 @@ struct BackwardJob : Product::Work::Job {
     AmaxProbe probe;
     bool only_exceeded; /* the launch runs only if the range was exceeded */
     typename Product::Rows factors;
-    float *dweight; /* (tiles across, R): parts of dweight, if WEIGHTED */
+    float *dweight; /* (tiles across, R): partial sums of dweight, if WEIGHTED */
 };
 
 struct BackwardShape {
@@ -82,7 +82,7 @@ struct Backward : BackwardShape {
     Staging &staging;
     const int group, rows;
     float inverse, act_inverse, m;
-    float factor[2], dweight[2]; /* of the thread's two tokens, if WEIGHTED */
+    float factor[2], dweight[2]; /* values of the thread's two tokens, if WEIGHTED */
     FusedTile at;                /* origin of the tile that the warpgroup holds; column -1: none */
     Raw raw[2];                  /* elements of the thread's two tokens, for the next strip */
     float gate_scale, up_scale;

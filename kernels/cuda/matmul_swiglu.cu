@@ -58,9 +58,9 @@ struct Forward : ForwardShape {
     const Job &job;
     const int rows;
     float seen, inverse, m;
-    /* the thread's first row and column; if row is after the last row, nothing is held */
+    /* the thread's first row and column; no sums are held if row is after the last row */
     int row, column;
-    float factor[2]; /* of the thread's rows */
+    float factor[2]; /* factors of the thread's rows */
 
     /* Part 0 is gate, part 1 is up. */
     static __device__ int weights(const Job &job, const FusedTile &at, int part)

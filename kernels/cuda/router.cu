@@ -1,11 +1,12 @@
-/* The router of an MLP of experts. A warp has a token, and a lane has every 32nd logit of it.
+/* The router of an MLP of experts. A warp processes a token; each lane has every 32nd logit.
  *
  * route takes three kernels. The first one chooses the experts of each token, and counts the tokens
  * of each expert in each block of tokens. The second one adds the counts of earlier blocks, expert
- * by expert. In the third one, a thread has an expert, and goes through the block's tokens in their
+ * by expert. In the third one, a thread processes an expert, and visits the block's tokens in
  * order. So the order of rows does not depend on the order of threads.
  *
- * Statistics have two stages: sums of BLOCK_TOKENS tokens, in F32, then sums of these, in F64. */
+ * Statistics have two stages: sums over BLOCK_TOKENS tokens in F32, then sums of these sums in
+ * F64. */
 #include "kernels/cuda/vector.cuh"
 
 enum {
@@ -31,7 +32,7 @@ static int token_blocks(int tokens)
 
 /* ---- one token ------------------------------------------------------------------------------- */
 
-/* A token's logits, and their softmax. Lane l has the experts l + 32 i. p of an expert from E on is
+/* A token's logits, and their softmax. Lane l has the experts l + 32 i. Experts from E on have p =
  * 0. */
 struct TokenSoftmax {
     float logit[EACH], p[EACH], z; /* z = log sum exp of the logits */
@@ -61,19 +62,19 @@ __device__ static TokenSoftmax softmax_of(const float *logits, int E)
     return t;
 }
 
-/* Returns a number above 0 that has the order of x. -0 and 0 give the same number. */
+/* Returns a number above 0. The numbers have the order of x; -0 and 0 give the same number. */
 __device__ static uint32_t ordered(float x)
 {
     const uint32_t bits = __float_as_uint(x + 0.0f);
     return bits >> 31 ? max(~bits, 1u) : bits | 1u << 31;
 }
 
-/* Chooses the experts with the K largest logits or, with a bias, p + bias; of equal ones, those
- * with the lower index. Lane j < K returns the j-th expert; its p is in `p`. */
+/* Chooses the experts with the K largest logits or, with a bias, p + bias; of equal ones,
+ * those with the lower index. Lane j < K returns the j-th expert, whose p is in `p`. */
 __device__ static int choose(const TokenSoftmax &t, const float *bias, int E, int K, float &p)
 {
     const int lane = threadIdx.x % 32;
-    uint32_t key[EACH]; /* 0: no expert, or one that is chosen already */
+    uint32_t key[EACH]; /* 0: no expert, or an expert that is already chosen */
     int chosen = 0;
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
@@ -106,7 +107,7 @@ __device__ static int choose(const TokenSoftmax &t, const float *bias, int E, in
 
 /* ---- route ----------------------------------------------------------------------------------- */
 
-/* count (E, blocks) gets the number of a block's tokens for each expert. */
+/* Sets count (E, blocks): the number of a block's tokens for each expert. */
 __global__ __launch_bounds__(THREADS) void choose_kernel(Routing r, int *count, const float *logits,
                                                          const float *bias, bool normalize)
 {
@@ -132,8 +133,8 @@ __global__ __launch_bounds__(THREADS) void choose_kernel(Routing r, int *count, 
         count[e * gridDim.x + blockIdx.x] = counted[e];
 }
 
-/* A block has an expert. Replaces its counts by the sums of earlier counts; total[e] gets the sum
- * of all. */
+/* Each block processes one expert. Replaces its counts by the sums of earlier counts; total[e] gets
+ * the sum of all counts. */
 __global__ __launch_bounds__(THREADS) void add_counts_kernel(int *count, int *total, int blocks)
 {
     __shared__ int sums[WARPS];
@@ -165,7 +166,7 @@ __global__ __launch_bounds__(THREADS) void add_counts_kernel(int *count, int *to
         total[blockIdx.x] = before;
 }
 
-/* Returns the first row of expert threadIdx.x; that of expert E is the end of all. */
+/* Returns the first row of expert threadIdx.x; for expert E, the end of all rows. */
 __device__ static int first_row(const int *total, int E, int *sums)
 {
     const int e = threadIdx.x;
@@ -180,7 +181,7 @@ __device__ static int first_row(const int *total, int E, int *sums)
     return e > 0 ? sums[e - 1] : 0;
 }
 
-/* offset (E, blocks): an expert's tokens in earlier blocks. */
+/* offset (E, blocks): number of an expert's tokens in earlier blocks. */
 __global__ __launch_bounds__(THREADS) void place_kernel(Routing r, const int *offset,
                                                         const int *total)
 {
@@ -227,7 +228,8 @@ void backend_route(Routing r, Tensor logits, const float *bias, bool normalize)
 
 /* ---- statistics ------------------------------------------------------------------------------ */
 
-/* partial (groups, blocks, 2E + 2). A block sums BLOCK_TOKENS tokens of a group of `tokens`. */
+/* partial (groups, blocks, 2E + 2). Each block sums over BLOCK_TOKENS tokens of a group of `tokens`
+ * tokens. */
 __global__ __launch_bounds__(THREADS) void stats_kernel(float *partial, const float *logits,
                                                         const int *expert, int tokens, int E, int K)
 {
@@ -299,8 +301,8 @@ void backend_router_stats(Tensor stats, Tensor logits, Routing r)
     LAUNCH_CHECK();
 }
 
-/* One thread sums a column of stats; the last thread adds up the products of counts and sums of p,
- * in the order of groups and experts. */
+/* Each thread sums a column of stats. The last thread adds the products of counts and sums of p, in
+ * the order of groups and experts. */
 __global__ static void sum_kernel(float *sums, const float *stats, int groups, int experts,
                                   float factor)
 {
@@ -329,7 +331,7 @@ void backend_router_sum(Tensor sums, Tensor stats, int experts, float factor)
 
 /* ---- backward -------------------------------------------------------------------------------- */
 
-/* Adds to g, the gradient with respect to p, that of the weights. */
+/* Adds the gradient of the weights to g, the gradient with respect to p. */
 __device__ static void add_weight_gradient(float (&g)[EACH], const TokenSoftmax &t,
                                            const float *dweight, const Routing &r, int n,
                                            bool normalize)
@@ -360,8 +362,8 @@ __device__ static void add_weight_gradient(float (&g)[EACH], const TokenSoftmax 
             g[i] += normalize ? (chosen[i] - product / sum) / sum : chosen[i];
 }
 
-/* A softmax with gradient g of p has the gradient p (g - sum of p g). counts: rows of `width`
- * floats, one for each group of `tokens` tokens. */
+/* If p = softmax(x) has the gradient g, x has the gradient p (g - sum of p g). counts: rows of
+ * `width` floats, one row for each group of `tokens` tokens. */
 __global__ __launch_bounds__(THREADS) void route_backward_kernel(
     AnyOut dlogits, const float *dweight, const float *logits, Routing r, bool normalize,
     const float *counts, int width, int tokens, float balance, float z)

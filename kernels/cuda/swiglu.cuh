@@ -1,4 +1,4 @@
-/* SwiGLU's gradients of a few elements, and the rows of passes over tensors of act. */
+/* SwiGLU's gradients of a few elements, and the rows of kernels over tensors of act. */
 #pragma once
 #include "kernels/cuda/vector.cuh"
 
@@ -52,7 +52,7 @@ struct AssignedRows {
         const int i = assignment[row];
         return i < 0 ? 0.0f : weight[i];
     }
-    /* the same, or 0 from row `end` on */
+    /* the same for rows before `end`; 0 for all rows from `end` on */
     __device__ float factor_before(int end, int row) const
     {
         return row < end ? factor(row) : 0.0f;

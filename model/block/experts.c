@@ -27,7 +27,7 @@ static Tensor stats_of(const Block *b)
                      router_stats_width(config_of(b)->count));
 }
 
-/* Each context rank has a part of the tokens of each group. */
+/* Each context rank has some of the tokens of each group. */
 static void record_stats(const Block *b)
 {
     if (!b->a->router_stats)
@@ -37,7 +37,7 @@ static void record_stats(const Block *b)
         comm_all_reduce(stats_of(b), RANKS_CONTEXT);
 }
 
-/* The statistics of all blocks together. */
+/* Returns the statistics of all blocks together. */
 static void pool_stats(const Block *b)
 {
     if (!b->a->router_stats || !is_pooled(b))
@@ -48,7 +48,7 @@ static void pool_stats(const Block *b)
         accumulate(b->stream->router.pooled, stats_of(b));
 }
 
-/* Adds the statistics of the block, and its load-balancing loss, to those of the step. */
+/* Adds the statistics and the load-balancing loss of the block to the sums of the step. */
 static void report_stats(const Block *b)
 {
     const RouterLosses *r = &b->stream->router;

@@ -50,8 +50,8 @@ LoraProduct linear_dx_defer_adapter(const LinearLayer *l, Tensor dx, Tensor dy);
 void linear_dxa(const LinearLayer *l, Tensor dy); /* computes only dxa, not dx */
 
 /* Returns the part of the layer's input x that linear_dw reads: the transpose if the matrix is
- * trained, the rows if only the adapter is trained, else no tensor. The other parts of x need not
- * be computed. */
+ * trained, the rows if only the adapter is trained, else no tensor. Other copies of x need not be
+ * computed. */
 Tensor linear_input(const LinearLayer *l, Tensor x);
 
 /* Adds the gradients of the matrix (dw += dy^T x), of the bias, and of the adapter's A and B. Call

@@ -40,7 +40,7 @@ char *folder_latest(const char *save_folder)
 {
     char *latest = xasprintf("%s/latest", save_folder), *name = pointer_read(latest);
     if (!name && file_exists(latest))
-        die("%s is no link to a checkpoint (a copy that followed links?); delete it, and start "
+        die("%s is not a link to a checkpoint (a copy that followed links?); delete it, and start "
             "with --load_path=%s/stepN",
             latest, save_folder);
     free(latest);
@@ -355,7 +355,7 @@ void folder_publish(const char *save_folder, long step)
     take_mark(path); /* in a step<N>, a mark that cannot be deleted has no effect */
     folder_point_latest(save_folder, strrchr(path, '/') + 1);
     if (foreign)
-        warn("%s was no checkpoint of this run; it was renamed to %s", path, old);
+        warn("%s was not a checkpoint of this run; it was renamed to %s", path, old);
     else if (old)
         folder_remove_tree(old);
     folder_clean(save_folder);

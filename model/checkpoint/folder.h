@@ -10,10 +10,10 @@
 /* whether the text is a valid name of a file in a folder, not a path */
 bool folder_holds(const char *name);
 
-/* The real path of the target of `latest`, or else of the step<N> with the largest N; NULL: there
- * is neither. */
+/* Returns the real path of the target of `latest`, or if there is no `latest`, of the step<N> with
+ * the largest N; NULL: there is neither. */
 char *folder_newest(const char *save_folder);
-/* The N of a step<N> that another program made; -1: there is none. */
+/* Returns the N of a step<N> that another program made; -1: there is none. */
 long folder_foreign_step(const char *save_folder);
 
 /* Tries all file operations of a save in save_folder; dies if a necessary one fails. If the file

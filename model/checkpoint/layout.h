@@ -29,7 +29,7 @@ typedef struct {
     size_t first, count, held; /* numbers of elements */
     /* the parameter of which this is a tensor rank's part; NULL: the tensor is whole */
     const Param *cut;
-    /* if `cut`: where the tensor begins in this rank's part, and in the whole parameter */
+    /* if `cut`: start of the tensor in this rank's slice, and in the whole parameter */
     size_t in_param, in_whole;
     /* another tensor rank has the same elements, writes them and adds them to checksums */
     bool is_copy;

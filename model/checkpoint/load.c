@@ -467,8 +467,8 @@ char *checkpoint_latest(const char *save_folder)
             "one with --save_overwrite and without --try_load_latest_save",
             save_folder, other);
     if (name)
-        warn("%s/latest points to %s, which is no complete checkpoint%s%s; %s%s", save_folder, name,
-             *problem ? ": " : "", problem, found ? "using " : "there is no other",
+        warn("%s/latest points to %s, which is not a complete checkpoint%s%s; %s%s", save_folder,
+             name, *problem ? ": " : "", problem, found ? "using " : "there is no other",
              found ? found : "");
     free(name);
     return found;

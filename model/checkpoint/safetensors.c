@@ -188,7 +188,7 @@ static void parse_header(SafeFile *f, const char *text, size_t length)
     json_error_t error;
     json_t *header = json_loadb(text, length, JSON_REJECT_DUPLICATES, &error);
     if (!json_is_object(header))
-        die("%s: no safetensors file: its header is no JSON object: %s", f->path, error.text);
+        die("%s: not a safetensors file: its header is not a JSON object: %s", f->path, error.text);
     f->tensor = xcalloc(json_object_size(header), sizeof *f->tensor);
     const char *name;
     json_t *entry;

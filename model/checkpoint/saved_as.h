@@ -4,7 +4,8 @@
 #include "model/shape/config.h"
 
 typedef enum {
-    SAVED_UNKNOWN, /* trainer.json does not say it, or another program made the checkpoint */
+    /* trainer.json does not say how the checkpoint was saved, or another program made it */
+    SAVED_UNKNOWN,
     /* never deleted: saved by save_interval_unsharded, or the run keeps all checkpoints */
     SAVED_PERMANENT,
     SAVED_INTERVAL,  /* rotated: counts towards save_num_checkpoints_to_keep */

@@ -6,7 +6,8 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/text.h"
 
-/* A kind of stacked tensor, and its parts: equal numbers of rows of each expert. */
+/* A kind of stacked tensor, and the tensors that it contains: each has the same number of rows of
+ * each expert. */
 typedef struct {
     const char *end;
     int count;
@@ -17,7 +18,7 @@ static const Stack stacks[] = {
     { ".experts.down_proj", 1, { "down_proj" } },
 };
 
-/* NULL: t is not stacked. */
+/* Returns NULL if t is not stacked. */
 static const Stack *stack_of(const SafeTensor *t)
 {
     for (size_t i = 0; i < sizeof stacks / sizeof *stacks; i++)
@@ -27,7 +28,7 @@ static const Stack *stack_of(const SafeTensor *t)
     return NULL;
 }
 
-/* Writes the parts of t to `to`, in the order of their bytes. Returns their number. */
+/* Writes the tensors that t contains to `to`, in the order of their bytes. Returns their number. */
 static size_t split(SafeTensor *to, const SafeTensor *t, const Stack *s)
 {
     const size_t parts = t->shape[0] * (size_t)s->count,

@@ -80,8 +80,8 @@ static void choose_group(StoredStates *s, int state, Format there, Format ours,
         s->optimizer.state[state].name);
 }
 
-/* Returns the first tensor of the files that is this state: of a weight in a layer if there is one,
- * else of another weight. NULL: there is none. */
+/* Returns the first tensor of this state in the files: of a weight in a layer if there is one,
+ * otherwise of another weight. NULL: there is none. */
 static const SafeTensor *find_state(const StoredStates *s, const ParamStore *store, int state,
                                     bool in_layer, SafeFile *const *files, int count)
 {

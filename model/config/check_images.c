@@ -15,8 +15,8 @@ static void check_features(Reader *r)
     const ImageConfig *i = &r->s->c.model.image;
     const char *where = reader_where(r, "model.image_feature_size");
     if (i->feature_size % MULTIPLE != 0)
-        die("%s: model.image_feature_size %d is no multiple of %d; pad the rows of features", where,
-            i->feature_size, MULTIPLE);
+        die("%s: model.image_feature_size %d is not a multiple of %d; pad the rows of features",
+            where, i->feature_size, MULTIPLE);
     if (i->rows == 0)
         die("%s: model.image_feature_size needs model.image_tokens, the number of feature rows of "
             "an image",

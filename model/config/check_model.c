@@ -47,8 +47,8 @@ static void complete_mlp(Reader *r, bool from_hf)
         die("%s: " HIDDEN_SIZE " %ld counts both halves of SwiGLU, so it must be even",
             reader_where(r, HIDDEN_SIZE), r->s->mlp_hidden_size);
     if (both && r->s->intermediate_size)
-        die("%s: " HIDDEN_SIZE " is %ld and " HALF_SIZE " %d (%s); the second is half of the "
-            "first: give only one of them",
+        die("%s: " HIDDEN_SIZE " is %ld and " HALF_SIZE
+            " is %d (%s). Give only one of them: " HALF_SIZE " is half of " HIDDEN_SIZE,
             reader_where(r, HIDDEN_SIZE), r->s->mlp_hidden_size, r->s->intermediate_size,
             reader_where(r, HALF_SIZE));
     if (both)

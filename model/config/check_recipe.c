@@ -171,7 +171,7 @@ static void check_down_scales(Reader *r)
             reader_where(r, key), key, r->s->c.model.lora.rank, key);
 }
 
-/* Checks those columns of moments that the optimizer reads. */
+/* Checks the formats of moments that the optimizer reads. */
 static void check_moments(Reader *r)
 {
     const Config *c = &r->s->c;

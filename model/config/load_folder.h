@@ -14,8 +14,8 @@ void load_folder_check_path(const Reader *r);
 /* Sets settings to values that follow from the model in Config.load_folder. */
 void load_folder_complete(Reader *r);
 
-/* config.yaml of the run that saved this checkpoint; NULL: the folder is no checkpoint. The caller
- * owns the path */
+/* config.yaml of the run that saved the checkpoint in `folder`; NULL: `folder` holds no checkpoint.
+ * The caller owns the path */
 YamlNode *load_folder_config(const char *folder);
 /* The value of `key` in that config.yaml; NULL: the file has no such key. The caller owns the
  * text */

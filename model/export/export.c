@@ -66,7 +66,7 @@ static char *find_base(const char *option, const char *folder, const char *given
             "give the base model's folder: --lora.base_path=FOLDER",
             option, folder,
             given ? "--lora.base_path" : "base_model_name_or_path of adapter_config.json",
-            base ? "is no folder with a config.json: " : "names no folder", base ? base : "");
+            base ? "is not a folder with a config.json: " : "names no folder", base ? base : "");
     return base;
 }
 

@@ -364,7 +364,7 @@ static void read_checked(Reading *r, size_t at, size_t n)
             die_of_value(r->x, r->e, r->values[i]);
 }
 
-/* Whether parts of one matrix share its scale. */
+/* Whether entries a and b are parts of one matrix that share a scale. */
 static bool same_view(const Export *x, const Entry *a, const Entry *b)
 {
     return a == b || (coded_shares(x->coded) && a->tensor.unit == b->tensor.unit &&
@@ -477,7 +477,7 @@ void export_read(const Export *x, const char *name, float *values)
 void export_write_int4(Export *x, const char *name, const int8_t *codes, const float *scale)
 {
     Entry *e = find_entry(x, name);
-    CHECK(e->is_coded && x->coded.kind == CODED_INT4, "%s is no matrix in int4", name);
+    CHECK(e->is_coded && x->coded.kind == CODED_INT4, "%s is not a matrix in int4", name);
     const size_t n = numel(&e->tensor);
     void *out[CODED_TENSORS];
     open_chunks(out, x, e, n);

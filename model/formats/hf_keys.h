@@ -13,14 +13,14 @@ typedef enum {
     HF_ROTATION, /* read by read_rope */
     HF_BLOCKS,   /* read by read_windows */
     HF_ROUTER,   /* read by read_router */
-    HF_ONLY,     /* must be `what`; any other value is refused */
-    HF_REFUSED,  /* as HF_ONLY, but not written */
+    HF_ONLY,     /* the value must be `what`; any other value is refused */
+    HF_REFUSED,  /* as HF_ONLY, but the key is not written */
     HF_WRITTEN,  /* a number of the ModelConfig; written, not read */
-    HF_LITERAL,  /* the text `what`; written, not read */
+    HF_LITERAL,  /* the text `what` is written; the key is not read */
     HF_IGNORED,  /* neither read nor written */
     HF_KIND_MASK = 15,
     HF_LISTED = 16,  /* flag: only for classes that list the key */
-    HF_UNLISTED = 32 /* flag: only for all other classes */
+    HF_UNLISTED = 32 /* flag: only classes that do not list the key have it */
 } HfKind;
 
 typedef struct {

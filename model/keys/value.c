@@ -357,7 +357,7 @@ void value_default(void *holder, const ConfigKey *k)
     if (type == BETAS) {
         double *betas = (double *)((char *)holder + k->offset);
         if (sscanf(k->default_text, "[%lf, %lf]", &betas[0], &betas[1]) != 2)
-            die("model/keys/config_keys.c: the default of %s is no list of two", k->name);
+            die("model/keys/config_keys.c: the default of %s is not a list of two", k->name);
     } else if (type == CHOICE && k->default_text && strcmp(k->default_text, "null") == 0) {
         *(int *)((char *)holder + k->offset) = (int)k->none;
     } else if (type != FIXED && k->default_text && strcmp(k->default_text, "[]") != 0) {

@@ -214,7 +214,7 @@ static YamlNode *parse(const char *path, const char *text, const char *name)
             text ? name : message, words + strlen("error: "),
             strstr(words, "alias") ? "; quote a pattern that begins with *, as in '*.npy'" : "");
     if (!document)
-        die("%s: is empty or no YAML", name);
+        die("%s: is empty, or not YAML", name);
     if (second)
         die("%s: has several documents, expected one: remove the lines --- and the other documents",
             name);
@@ -249,7 +249,7 @@ YamlNode *yaml_load(const char *path)
 {
     const char *end = strrchr(path, '.');
     if (end && strcmp(end, ".npy") == 0)
-        die("%s is no configuration file; tokens are given as --data.paths=%s", path, path);
+        die("%s is not a configuration file; tokens are given as --data.paths=%s", path, path);
     errno = 0;
     FILE *file = fopen(path, "rb");
     if (file)

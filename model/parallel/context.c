@@ -54,7 +54,8 @@ static int num_documents(const Stream *stream)
     return stream->docs.count ? stream->docs.count : stream->attn.B;
 }
 
-/* Document i as rows of whole sequences. Without documents, each sequence is one document. */
+/* Returns document i as rows of whole sequences. Without documents, each sequence is one
+ * document. */
 static RowRange document(const Stream *stream, int i)
 {
     const int *start = stream->docs.host_start;
@@ -62,7 +63,7 @@ static RowRange document(const Stream *stream, int i)
                               : (RowRange){ i * stream->T, stream->T };
 }
 
-/* The rows of document d in rank r's part of its sequence; count <= 0: none. */
+/* Returns the rows of document d on rank r; count <= 0: there are none. */
 static RowRange part_of(const Stream *stream, RowRange document, int r)
 {
     const int begin = document.first / stream->T * stream->T + r * stream->attn.T,
@@ -72,7 +73,7 @@ static RowRange part_of(const Stream *stream, RowRange document, int r)
     return (RowRange){ first, (last < end ? last : end) - first };
 }
 
-/* The rank whose part contains the whole document; -1: several ranks have rows of the document. */
+/* Returns the rank that has the whole document; -1: several ranks have rows of the document. */
 static int rank_of(const Stream *stream, RowRange document)
 {
     const int first = document.first % stream->T, last = first + document.count - 1;
@@ -172,7 +173,7 @@ static void pack(Stream *stream, const RowRange *segment)
     }
 }
 
-/* Documents of this rank's part for attention: stream->own_docs without the exchanged documents. */
+/* Sets stream->own_docs: the documents of this rank that are not exchanged. */
 static void divide_own(Stream *stream)
 {
     ContextExchange *e = &stream->exchange;
@@ -239,7 +240,7 @@ void context_divide_for_plan(Stream *stream)
 
 /* ---- the exchange ---------------------------------------------------------------------------- */
 
-/* Rows of all ranks, each with the columns of one rank's heads, in the layout of `buffer`. */
+/* Describes `buffer`: rows of all ranks, each with the columns of one rank's heads. */
 static Tensor exchanged(const Stream *stream, Tensor buffer)
 {
     return tensor_at(stream->work.exchanged.data, buffer.format, buffer.rows, buffer.cols);

@@ -66,7 +66,7 @@ static double most_with_weights(const Config *c)
     return memory_of_device(c) - spare(c) - (used > spare(c) ? used : 0);
 }
 
-/* The plan so far, and the choices made so far. */
+/* The plan, and the choices made up to now. */
 typedef struct {
     Model *m;
     ParamStore *store;
@@ -268,7 +268,7 @@ static void __attribute__((format(printf, 2, 3))) add_item(Items *l, const char 
     *l = (Items){ wraps ? n + 2 : column - 1, true };
 }
 
-/* Adds an item that says when the action `what` happens, such as "for each pass". */
+/* Adds a choice to the list, with the time at which it takes effect, such as "for each pass". */
 static void add_gathering(Items *l, const Model *m, const ParamStore *store, const char *what)
 {
     const char *once = m->text.forward_only ? "once" : "once per step";

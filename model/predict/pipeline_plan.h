@@ -2,8 +2,8 @@
 #pragma once
 #include "model/store/param_store.h"
 
-/* If there are stages, prints their number on rank 0; for a training also the schedule and how long
- * stages wait for each other. */
+/* If there are stages, rank 0 prints their number; for a training run also the schedule, and how
+ * long stages wait for each other. */
 void pipeline_print(const ParamStore *store);
 
 /* Plans every stage, and prints the units and the memory of each stage on rank 0. Returns the stage

@@ -17,5 +17,5 @@ double plan_time_speed(const Config *c, const StepTime *t);
 /* Prints the time on rank 0, by unit and by queue, and advice. All ranks must call this. */
 void plan_time_print(const Config *c);
 
-/* Returns what limits the step and what would change this, as a sentence; malloc'ed. */
+/* Returns a sentence, malloc'ed: what limits the step, and which key would change this. */
 char *plan_time_advice(const Config *c, const StepTime *t);

@@ -1,4 +1,4 @@
-/* Records what a step queues. */
+/* Records the work that a step queues. */
 #include "model/predict/rehearsal.h"
 
 #include <stdlib.h>
@@ -16,9 +16,10 @@
 typedef struct {
     Rehearsal *r;
     Queue queue;
-    /* unit of the part that is queued; UNIT_NONE between parts, UNIT_UPDATE after the last part */
+    /* unit whose work is being queued; UNIT_NONE: between two units; UNIT_UPDATE: after the last
+     * unit */
     int unit;
-    /* first event after the last complete part; it belongs to the next part */
+    /* first event after the work of the previous unit; it belongs to the next unit */
     int open;
 } Recorder;
 
@@ -112,7 +113,8 @@ static void count_traffic(Recorder *w, Event *e, const Operation *o)
     size_t i = 0;
     while (strcmp(names[i].name, o->name) != 0)
         CHECK(++i < sizeof names / sizeof names[0], "%s: no kind of traffic", o->name);
-    /* for a reduce-scatter, count this rank's part, the last operand; else the first operand */
+    /* for a reduce-scatter, count this rank's slice, which is the last operand; otherwise count the
+     * first operand */
     const Access *a = &o->access[names[i].what == SENT_SCATTERED_SUMS ? o->count - 1 : 0];
     const size_t ranks = (size_t)comm_group_size(o->ranks),
                  stays = names[i].what == SENT_EXCHANGES ? a->bytes / ranks : 0;

@@ -16,12 +16,12 @@ typedef struct {
 typedef struct {
     const Rehearsal *r;
     Topology topology;
-    int *line[NUM_QUEUES]; /* [count[q]] events of queue q, in order */
+    int *line[NUM_QUEUES]; /* [count[q]] the events of queue q, in order */
     int count[NUM_QUEUES], next[NUM_QUEUES];
     double at[NUM_QUEUES]; /* when the last event of the queue ended */
     double *mark;          /* [marks] when the mark was reached; NAN: not yet */
-    /* last: TimeUse of each queue's last work. cause [marks]: TimeUse of the last work before each
-     * mark */
+    /* last: TimeUse of the last work on each queue. cause [marks]: TimeUse of the last work before
+     * each mark */
     TimeUse last[NUM_QUEUES], *cause;
     /* [events] for computation: time that work on other queues takes from it */
     double *taken;
@@ -42,7 +42,7 @@ static void open_stage(Stage *s, const Rehearsal *r, const Topology *topology, i
     s->mark = xcalloc((size_t)r->marks + 1, sizeof *s->mark);
     s->cause = xcalloc((size_t)r->marks + 1, sizeof *s->cause);
     s->taken = xcalloc((size_t)r->count + 1, sizeof *s->taken);
-    /* time that work queued already takes from the computation that is queued next */
+    /* time that already queued work takes from the computation that is queued next */
     double taken = 0;
     for (int i = 0; i < r->count; i++) {
         const Event *e = &r->event[i];
@@ -112,7 +112,7 @@ static void send(Messages *m, double at)
     m->at[m->count++] = at;
 }
 
-/* When a message that stage number `stage` receives has arrived; NAN: it was not sent yet. */
+/* Returns when a message to stage `stage` has arrived; NAN: it was not sent yet. */
 static double receive(Stage *all, int stages, int stage, int neighbour)
 {
     Messages *m = &all[(stage + (neighbour == 0 ? 1 : stages - 1)) % stages].to[1 - neighbour];

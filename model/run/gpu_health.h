@@ -10,7 +10,7 @@
  *   system/gpu_temperature_celsius       mean over GPUs; _max: the hottest
  *   system/gpu_sm_clock_mhz              mean over GPUs; _min: the slowest, for which all others wait
  *   system/gpu_memory_clock_mhz          mean over GPUs
- *   system/gpu_power_capped_share        share of readings with a clock lowered by the power limit, as often in FP8 GEMMs
+ *   system/gpu_power_capped_share        share of readings with a clock lowered by the power limit, which is frequent in FP8 GEMMs
  *   system/gpu_slowed_share              share of readings with a clock lowered by heat, the power brake or the hardware
  *   system/gpu_ecc_corrected             memory errors since the drivers were loaded, sum over all GPUs; _uncorrected
  *   system/gpus_at_fault                 number of GPUs with a fault of kernels/runtime/device.h

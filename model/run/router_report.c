@@ -52,7 +52,8 @@ json_t *router_report(const Stream *s, const double *sums, bool detailed)
         double assignments = 0;
         for (int e = 0; e < E; e++)
             assignments += row[e], tokens += row[E + e];
-        for (int e = 0; e < E && assignments > 0; e++) { /* 0: backward ends above this block */
+        /* 0 assignments: backward ends above this block */
+        for (int e = 0; e < E && assignments > 0; e++) {
             largest = fmax(largest, row[e] / assignments);
             idle += row[e] == 0;
         }

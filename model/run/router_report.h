@@ -1,4 +1,4 @@
-/* What a step reports about its routers. */
+/* Reports the routers of a step. */
 #pragma once
 #include <jansson.h>
 

@@ -28,7 +28,7 @@ void save_folder_make(const char *path)
     if (error && error != EEXIST)
         die("save_folder: cannot create %s: %s", path, strerror(error));
     if (stat(path, &status) != 0 || !S_ISDIR(status.st_mode))
-        die("save_folder: %s is no folder; give another --save_folder", path);
+        die("save_folder: %s is not a folder; give another --save_folder", path);
     free(copy);
 }
 
@@ -145,7 +145,7 @@ static void check_folder(const Config *c, bool resumes)
     free(folder_latest(c->save_folder)); /* dies if `latest` is no link and no file of ours */
     const long foreign = folder_foreign_step(c->save_folder);
     if (foreign >= 0)
-        die("save_folder %s: step%ld is no checkpoint, and the run might replace or delete it: "
+        die("save_folder %s: step%ld is not a checkpoint, and the run might replace or delete it: "
             "move it, or give "
             "another --save_folder",
             c->save_folder, foreign);

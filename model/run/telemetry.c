@@ -277,8 +277,9 @@ static void add_update(Stats *st, const Next *x, Elements m, Elements v)
     free(u);
 }
 
-/* Elements of a parameter's sample: up to GROUPS whole groups of this rank's slice; 0 for norms and
- * biases, and for frozen parameters, which have neither states nor gradient. */
+/* Returns the number of elements in a parameter's sample: up to GROUPS whole groups of this rank's
+ * slice; 0 for norms and biases, and for frozen parameters, which have neither states nor
+ * gradient. */
 static size_t sample_size(const Shard *s, const Param *p, size_t *first)
 {
     size_t group = MOMENT_GROUP, in_param, n = shard_part(s, p, &in_param);
@@ -291,7 +292,7 @@ static size_t sample_size(const Shard *s, const Param *p, size_t *first)
     return (n < most ? n : most) / group * group;
 }
 
-/* The name of a unit in metrics. */
+/* Returns the name of a unit in metrics. */
 static const char *unit_label(const UnitLayout *shape, char number[16])
 {
     snprintf(number, 16, "%d", shape->number);

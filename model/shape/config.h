@@ -47,7 +47,7 @@ typedef enum {
 
 /* Format of the blocks' frozen matrices under adapters. */
 typedef enum {
-    BASE_AS_FROZEN, /* the format of all other frozen weights */
+    BASE_AS_FROZEN, /* the format of other frozen weights */
     BASE_E4M3,
     BASE_NF4
 } BaseFormat;
@@ -231,7 +231,7 @@ typedef enum {
 /* What is offloaded to the host. */
 typedef enum {
     HOST_NEVER, /* nothing */
-    HOST_AUTO,  /* only what does not fit on the device */
+    HOST_AUTO,  /* offload only what does not fit on the device */
     HOST_ALL    /* as much as possible */
 } HostUse;
 
@@ -334,7 +334,7 @@ typedef struct {
         LongDocuments long_documents;
         /* attention stays inside documents; always true with PACK_BEST_FIT */
         bool generate_doc_lengths;
-        bool mask_padding; /* the key generate_attention_mask: padding tokens are no targets */
+        bool mask_padding; /* the key generate_attention_mask: padding tokens are not targets */
         uint64_t seed;     /* data.seed if it is given, else seed */
         struct {
             int max_period, min_period, max_count;

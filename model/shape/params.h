@@ -119,7 +119,7 @@ void unit_lay_out(UnitLayout *u, int world);
 
 /* Dies if a matrix of this unit has more elements than an int can count, because the matrix may be
  * read as one row. All tensor ranks read a matrix of region QUANTIZED whole. A unit may have any
- * number of elements. Also dies if the size of items is no multiple of PARAM_ALIGN, because items
+ * number of elements. Also dies if the size of items is not a multiple of PARAM_ALIGN, because items
  * must be consecutive. */
 void unit_check_size(const UnitLayout *u, int unit);
 

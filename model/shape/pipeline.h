@@ -55,6 +55,6 @@ int pipeline_stage_of(const Pipeline *p, const ModelConfig *c, int unit);
 bool pipeline_is_first(const Pipeline *p, int chunk);
 bool pipeline_is_last(const Pipeline *p, int chunk);
 
-/* The share of a step in which a stage waits for others, if all passes take the same time: (p - 1)
- * / (v m + p - 1), or (p - 1) / p with one micro-batch after the other. */
+/* Returns the share of a step in which a stage waits for other stages, if all passes take the same
+ * time: (p - 1) / (v m + p - 1), or (p - 1) / p with one micro-batch after the other. */
 double pipeline_bubble(const Pipeline *p);

@@ -67,7 +67,7 @@ typedef struct {
 extern const Recipe recipes[];                /* ends with name == NULL */
 const Recipe *recipe_find(const char *name);  /* NULL: no recipe has this name */
 Keep recipe_keep(const Recipe *r, int block); /* what forward of this block saves */
-/* whether backward runs the forward of a block again */
+/* whether backward recomputes the forward pass of a block */
 bool recipe_recomputes(const Recipe *r);
 /* The format in which a run without training stores all weights: the stream's format if operands
  * have it, otherwise the format of master weights, from which forward encodes operands. So forward

@@ -119,8 +119,8 @@ struct Planner;
 
 /* A unit's position in a backward pass. */
 typedef struct {
-    /* needs_dx: an earlier unit is trained. after_layer: on this rank, a layer of the same kind
-     * made its backward just before. before_layer: such a layer is next */
+    /* needs_dx: an earlier unit is trained. after_layer: on this rank, a layer of the same kind has
+     * just run its backward. before_layer: such a layer is next */
     bool needs_dx, after_layer, before_layer;
 } BackwardStep;
 

@@ -156,8 +156,8 @@ static BlockPass *passes_of(const Model *m, const ParamStore *store, const Pipel
     return pass;
 }
 
-/* Counts the saves that leave at any time in a step with all its micro-batches. With fewer
- * micro-batches, only saves among these leave. */
+/* Counts the saves that leave for the host at some time in a step with all its micro-batches. A
+ * step with fewer micro-batches moves some of these saves, and no others. */
 void offload_plan(Model *m, const ParamStore *store)
 {
     Offload *o = &m->offload;

@@ -33,7 +33,7 @@ size_t store_host_bytes(const ParamStore *store, Hosted h);
 /* The ShardChoice with which the store was planned, except `slots`, which is 0. */
 ShardChoice store_shard_choice(const ParamStore *store);
 
-/* Maximum number of elements of a part that the optimizer updates at once, a multiple of
+/* Maximum number of elements of a bucket, which the optimizer updates at once; a multiple of
  * PARAM_ALIGN. Tests make it small, so that small parameters have several buckets. */
 extern size_t update_bucket;
 size_t store_update_bucket_bytes(const ParamStore *store); /* bytes of the largest bucket */

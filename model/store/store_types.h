@@ -214,8 +214,7 @@ typedef struct {
     Pipeline pipe; /* stages 0 means one stage */
 } ShardChoice;
 
-/* For the optimizer, offloaded states are copied to the device part by part, into one of three
- * buffers. */
+/* The optimizer copies offloaded states to the device in buckets, into one of three buffers. */
 enum { UPDATE_BUFFERS = 3 };
 
 /* Several units use the first NUM_ROTATING buffers, one after the other. The following buffers

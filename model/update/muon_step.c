@@ -25,8 +25,8 @@ bool muon_steps(const ParamStore *store, const Param *p)
 
 /* ---- matrices -------------------------------------------------------------------------------- */
 
-/* Rows of a parameter that form a matrix, and the rank of the shard group that orthogonalizes
- * it. */
+/* The rows of a parameter that form a matrix, and the rank of the shard group that orthogonalizes
+ * the matrix. */
 typedef struct {
     const Param *param;
     int first, rows, owner;
@@ -78,7 +78,7 @@ static Matrices list_matrices(const ParamStore *store, const Config *c, int u)
     return all;
 }
 
-/* first element of a matrix in the region, and the first element after it */
+/* return the first element of a matrix in the region, and the first element after the matrix */
 static size_t first_of(const Matrix *x)
 {
     return x->param->offset + (size_t)x->first * (size_t)x->param->cols;
@@ -91,8 +91,8 @@ static size_t end_of(const Matrix *x)
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-/* Numbers of units in memory. ALONE: only the unit that is computed. AHEAD: also the unit before
- * it, whose result is scattered, and the unit after it, which is gathered. */
+/* Numbers of units in memory. ALONE: only the unit that is computed. AHEAD: also the previous unit,
+ * whose result is being scattered, and the next unit, which is being gathered. */
 enum { ALONE = 1, AHEAD = 3 };
 
 typedef struct {
@@ -148,7 +148,7 @@ size_t muon_bytes(const ParamStore *store, const Config *c)
     return store->optimizer->orthogonalizes && !store->forward_only ? bytes_of(store, c, ALONE) : 0;
 }
 
-/* Elements `first` to `end` - 1 of t, (1, n) in BF16. */
+/* Returns elements `first` to `end` - 1 of t, (1, n) in BF16. */
 static Tensor elements(Tensor t, size_t first, size_t end)
 {
     return tensor_at((char *)t.data + first * dtype_size(BF16), bf16, 1, (int)(end - first));
@@ -217,8 +217,8 @@ static void apply(const ParamStore *store, const Config *c, const StepParams *st
         step->seed, store->shape[u].first + p->number + (from - p->offset));
 }
 
-/* The update of one unit. `slot` is the unit's memory in `Memory`: units with matrices take the
- * slots in turn. */
+/* The update of one unit. `slot` is the unit's memory in `Memory`: consecutive units with matrices
+ * use different slots. */
 typedef struct {
     int unit, slot;
     Tensor whole, own;
@@ -231,7 +231,7 @@ static Update update_of(const ParamStore *store, const Memory *m, int u, int i)
     return (Update){ u, i % m->units, whole, elements(whole, s->first, s->first + s->count) };
 }
 
-/* Gathers u of all ranks in `whole`. */
+/* Gathers the u of all ranks in `whole`. */
 static void gather(const ParamStore *store, const Config *c, const StepParams *step, Memory *m,
                    Update t)
 {
@@ -289,7 +289,7 @@ static void finish(const ParamStore *store, const Config *c, const StepParams *s
     free(all.matrix);
 }
 
-/* The units with matrices on this stage. */
+/* Lists the units with matrices on this stage. */
 static int list_units(const ParamStore *store, int *unit)
 {
     int count = 0;

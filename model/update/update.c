@@ -30,7 +30,7 @@ static Tensor counted_grads(const ParamStore *store, int u)
     return copied ? tensor_flat(s->grad, s->slice[TRAINED].count - copied) : s->grad;
 }
 
-/* The sum goes from stage to stage, so that it has the same bits as a sum without stages. */
+/* The sum is passed from stage to stage, so it has the same bits as a sum without stages. */
 static void sum_chunk(const ParamStore *store, int chunk)
 {
     const Tensor sum = tensor_at(store->square_sum, (Format){ F32, 0, false }, 1, 1);
@@ -137,7 +137,7 @@ static void add_buckets(ParamStore *store, Buckets *all, int u, const Param *p)
 }
 
 /* Large buckets come first, in the same order on all ranks: a bucket is fetched while a bucket of
- * the same size goes back. */
+ * the same size is written back. */
 static int compare_buckets(const void *x, const void *y)
 {
     const UpdateBucket *a = x, *b = y;
@@ -319,7 +319,7 @@ void optimizer_step(ParamStore *store, const Config *c, long step, double lr, do
                                 .seed = random_bits(c->seed, step) };
     Buckets all = list_buckets(store);
     UpdateBuffers buffers = { 0 };
-    /* number of offloaded buckets fetched so far; number of them updated so far */
+    /* number of offloaded buckets that were fetched, and that were updated */
     int fetched = 0, stepped = 0;
     for (int i = 0, ahead = 0; i < all.count; i++) {
         for (; ahead < all.count && ahead <= i + 1; ahead++)
