@@ -34,6 +34,7 @@
 #include "model/predict/memory.h"
 #include "model/evaluate/open_data.h"
 #include "model/run/length_warmup.h"
+#include "model/run/pairs.h"
 #include "model/run/run.h"
 #include "model/update/schedule.h"
 #include "model/shape/units.h"
@@ -125,17 +126,19 @@ static bool next_batch(Run *r, double *labels, bool may_stop, bool *stop, bool *
 }
 
 /* Runs forward and backward on this rank's part of the batch; returns means per label over all
- * ranks. */
+ * ranks. The loss that is minimized is the mean over labels or, with preference pairs, over pairs. */
 static Losses forward_backward(Run *r, const Batch *b, double labels)
 {
     const Config *c = r->config;
     const uint8_t *begins = length_warmup_begins(r, b);
     fsdp_empty_grads(&r->store);
     model_begin_step(&r->model, schedule_batch(c, r->state.step + 1));
+    const double terms = pairs_count(r) ? fmax(r->pairs.pairs, 1) : labels;
     watchdog_mark("forward and backward", -1);
     model_use_images(&r->model, batch_images(b, 0, r->model.text.T));
+    model_use_pairs(&r->model, pairs_rows(r, b));
     model_micro_batches(&r->model, &r->store, b->tokens, b->targets, begins,
-                        b->sequences / r->model.text.attn.B, (float)(1 / labels), (float)c->z_loss,
+                        b->sequences / r->model.text.attn.B, (float)(1 / terms), (float)c->z_loss,
                         PASS_COMPLETE);
     watchdog_mark_together("reading the losses", -1);
     Losses s = model_losses(&r->model);
@@ -162,6 +165,8 @@ static StepStats train_step(Run *r, double labels)
     watchdog_mark_together("reading the gradient norm", -1);
     double norm = optimizer_grad_norm(&r->store), exposed = trace_step_end();
 
+    const bool pairs = c->preference.kind != PREFERENCE_NONE;
+    const double pair_loss = pairs ? pairs_step(r) : NAN;
     s->step++;
     s->tokens += (long)schedule_batch(c, s->step) * c->model.max_sequence_length;
     s->loader = loader_state(r->loader);
@@ -169,20 +174,23 @@ static StepStats train_step(Run *r, double labels)
     if (labels == 0) /* without labels there is no mean */
         loss = (Losses){ NAN, NAN };
     double *routed = router_sums(&r->model.text);
-    StepStats t = { .step = s->step,
-                    .tokens = s->tokens,
-                    .share = r->batch.share,
-                    .labels = (long)labels,
-                    .loss = loss.loss,
-                    .zloss = loss.zloss,
-                    .grad_norm = norm,
-                    .exposed_ms = exposed,
-                    .clip = max_norm > 0 ? fmin(1, max_norm / (norm + 1e-6)) : 1,
-                    .lr = schedule_lr(c, r->length, s->step, s->tokens),
-                    .finite = (labels == 0 || isfinite(loss.loss)) && isfinite(norm),
-                    .scores = { NAN, NAN },
-                    .router = router_report(&r->model.text, routed,
-                                            is_due(s->step, c->console_log_interval)) };
+    StepStats t = {
+        .step = s->step,
+        .tokens = s->tokens,
+        .share = r->batch.share,
+        .labels = (long)labels,
+        .loss = pairs ? pair_loss : loss.loss,
+        .pairs = pairs ? r->pair_sums : NULL,
+        .cross_entropy = loss.loss,
+        .zloss = loss.zloss,
+        .grad_norm = norm,
+        .exposed_ms = exposed,
+        .clip = max_norm > 0 ? fmin(1, max_norm / (norm + 1e-6)) : 1,
+        .lr = schedule_lr(c, r->length, s->step, s->tokens),
+        .finite = (labels == 0 || isfinite(pairs ? pair_loss : loss.loss)) && isfinite(norm),
+        .scores = { NAN, NAN },
+        .router = router_report(&r->model.text, routed, is_due(s->step, c->console_log_interval))
+    };
     if (t.finite && labels > 0)
         t.scores = spikes_add(&s->spikes, t.loss, t.grad_norm);
     t.spike = spikes_exceed(t.scores);
@@ -437,8 +445,12 @@ static void train_or_evaluate(const Config *c)
     error_hold_warnings(false);
     if (c->eval_only)
         evaluate_all(&r, true);
-    else
+    else if (c->score)
+        pairs_score(&r);
+    else {
+        pairs_open(&r);
         train(&r);
+    }
     if (c->eval_only && !c->save_folder)
         check_printed();
     watchdog_set_patient(true);

@@ -78,6 +78,8 @@ static uint64_t hash_files(const Instances *s)
         hash = hash_bytes(hash, p->start, p->pieces * sizeof *p->start);
         hash = hash_bytes(hash, p->length, p->pieces * sizeof *p->length);
         hash = hash_bytes(hash, p->first, (p->sequences + 1) * sizeof *p->first);
+        if (p->middle)
+            hash = hash_bytes(hash, p->middle, p->pieces * sizeof *p->middle);
     }
     for (int f = 0; f < s->num_shards && s->begins; f++)
         hash = hash_bytes(hash, s->begins[f].at, s->begins[f].count * sizeof *s->begins[f].at);
@@ -194,26 +196,60 @@ static long read_cut(Row row, const Instances *s, uint64_t i, char *error, size_
     return labels;
 }
 
+/* A document of a packed sequence: tokens [start, start + n) of all files, from place t of the
+ * sequence on. */
+typedef struct {
+    uint64_t start;
+    uint32_t piece;
+    int t, n;
+    bool second; /* the second side of a pair */
+} Packed;
+
+/* Advances d to the next document of sequence i. Returns false at the end; then d->t is the number
+ * of the sequence's tokens. Start with { .piece = first[i] }. */
+static bool next_packed(Packed *d, const Packing *p, uint64_t i)
+{
+    const bool other = p->middle && d->n > 0 && !d->second;
+    d->t += d->n;
+    d->start += (uint64_t)d->n;
+    d->piece += d->n > 0 && !other;
+    d->second = other;
+    if (d->piece == p->first[i + 1])
+        return false;
+    if (!other)
+        d->start = p->start[d->piece];
+    const uint32_t first = p->middle ? p->middle[d->piece] : p->length[d->piece];
+    d->n = (int)(other ? p->length[d->piece] - first : first);
+    return true;
+}
+
 static long read_packed(Row row, const Instances *s, uint64_t i, char *error, size_t size)
 {
-    const Packing *p = &s->packing;
     long labels = 0;
-    int t = 0;
-    for (uint32_t k = p->first[i]; k < p->first[i + 1]; k++) {
-        const int f = find_shard(s, p->start[k]), n = (int)p->length[k];
-        const Row piece = { row.tokens + t, row.targets + t, row.begins + t,
-                            row.images ? row.images + t : NULL };
+    Packed d = { .piece = s->packing.first[i] };
+    while (next_packed(&d, &s->packing, i)) {
+        const int f = find_shard(s, d.start);
+        const Row piece = { row.tokens + d.t, row.targets + d.t, row.begins + d.t,
+                            row.images ? row.images + d.t : NULL, NULL };
         const long found =
-            read_tokens(piece, s, &s->shards[f], p->start[k] - s->first[f], n, error, size);
+            read_tokens(piece, s, &s->shards[f], d.start - s->first[f], d.n, error, size);
         if (found < 0)
             return -1;
-        memset(piece.begins, 0, n);
+        memset(piece.begins, 0, d.n);
         piece.begins[0] = 1;
+        if (row.scores && s->scores)
+            memcpy(row.scores + d.t, s->scores + d.start + 1,
+                   (size_t)(d.n - 1) * sizeof *row.scores);
         labels += found;
-        t += n;
     }
-    row_pad(row, &s->spec, t);
+    row_pad(row, &s->spec, d.t);
     return labels;
+}
+
+void instance_put_scores(float *scores, const Instances *s, uint64_t i, const float *row)
+{
+    for (Packed d = { .piece = s->packing.first[i] }; next_packed(&d, &s->packing, i);)
+        memcpy(scores + d.start + 1, row + d.t, (size_t)(d.n - 1) * sizeof *row);
 }
 
 long instance_read(Row row, const Instances *s, uint64_t i, char *error, size_t size)

@@ -15,9 +15,11 @@ typedef struct {
     /* (num_shards) boundaries by metadata; NULL: packed, or documents end after an eos */
     Begins *begins;
     ImageFeatures *features; /* NULL: the data have no images */
-    uint64_t count;          /* number of instances */
-    uint64_t tokens;         /* number of tokens in all files */
-    uint64_t fingerprint;    /* hash of all inputs on which the tokens of instances depend */
+    /* score of each token of all files (loader_use_scores); NULL: none */
+    const float *scores;
+    uint64_t count;       /* number of instances */
+    uint64_t tokens;      /* number of tokens in all files */
+    uint64_t fingerprint; /* hash of all inputs on which the tokens of instances depend */
 } Instances;
 
 /* Opens and checks the files. Finds and packs the documents if spec asks for this. Dies on errors,
@@ -31,11 +33,16 @@ typedef struct {
     uint8_t *begins;
     /* a pointer for each token, to its features or NULL. images NULL: the model reads only text */
     const void **images;
+    float *scores; /* score of each target; NULL: not needed */
 } Row;
 
 /* Reads instance i. Returns its number of labels, or -1 with a message in `error`: an id is beyond
  * the vocabulary, or features are missing or not finite. */
 long instance_read(Row row, const Instances *s, uint64_t i, char *error, size_t size);
+
+/* best_fit: moves the scores of an instance's targets, `row` (T), to the places of these tokens in
+ * `scores`, which has a score for each token of all files. */
+void instance_put_scores(float *scores, const Instances *s, uint64_t i, const float *row);
 
 /* Fills the row with padding from token t on. The padding is a separate document. */
 void row_pad(Row row, const DataSpec *spec, int t);

@@ -120,7 +120,7 @@ static Row row_of(const Loader *l, const Batch *b, int i)
 {
     const size_t at = (size_t)i * (size_t)l->spec.sequence_length;
     return (Row){ b->tokens + at, b->targets + at, b->begins + at,
-                  b->images ? b->images + at : NULL };
+                  b->images ? b->images + at : NULL, b->scores ? b->scores + at : NULL };
 }
 
 /* The argument of read_instance when map_read calls it. */
@@ -297,7 +297,7 @@ Loader *loader_open(const DataSpec *spec, int batch, int rank, int world)
 
     for (int i = 0; i < ENTRIES; i++) {
         l->entries[i].batch =
-            batch_make(batch / world, spec->sequence_length, spec->image_rows > 0);
+            batch_make(batch / world, spec->sequence_length, spec->image_rows > 0, spec->pairs);
         l->entries[i].batch.images_f32 = sources_images_f32(&l->sources);
     }
     pthread_mutex_init(&l->mutex, NULL);
@@ -507,6 +507,22 @@ void loader_limit(Loader *l, uint64_t steps)
     l->left = steps;
 }
 
+void loader_use_scores(Loader *l, const float *scores)
+{
+    Instances *instances = &l->sources.source[0].instances;
+    stop_thread(l);
+    if (instances->scores)
+        unmap_file(instances->scores);
+    instances->scores = scores;
+}
+
+void loader_put_scores(const Loader *l, const Batch *b, int sequence, float *scores,
+                       const float *row)
+{
+    if (b->index[sequence] != UINT32_MAX)
+        instance_put_scores(scores, &l->sources.source[0].instances, b->index[sequence], row);
+}
+
 LoaderState loader_state(const Loader *l)
 {
     return l->position;
@@ -514,7 +530,7 @@ LoaderState loader_state(const Loader *l)
 
 void loader_close(Loader *l)
 {
-    stop_thread(l);
+    loader_use_scores(l, NULL);
     pthread_mutex_destroy(&l->mutex);
     pthread_cond_destroy(&l->changed);
     for (int i = 0; i < ENTRIES; i++)

@@ -113,11 +113,13 @@ typedef struct {
     uint64_t most_pieces, most_sequences; /* capacity of p, in pieces and in sequences */
     uint64_t windows;
     uint64_t start[WINDOW];
-    uint32_t length[WINDOW];
+    uint32_t length[WINDOW], middle[WINDOW];
     int count;
     int bin[WINDOW];
     /* bins: the bins in shuffled order. at: index of each bin's next piece */
     uint32_t bins[WINDOW], at[WINDOW];
+    /* with pairs: the first side of the next pair; end 0: there is none */
+    uint64_t side_start, side_end;
 } Packer;
 
 static uint64_t grown(uint64_t space, uint64_t needed)
@@ -134,6 +136,8 @@ static void reserve(Packer *k)
         k->most_pieces = grown(k->most_pieces, p->pieces + WINDOW);
         p->start = xrealloc(p->start, k->most_pieces * sizeof *p->start);
         p->length = xrealloc(p->length, k->most_pieces * sizeof *p->length);
+        if (k->spec->pairs)
+            p->middle = xrealloc(p->middle, k->most_pieces * sizeof *p->middle);
     }
     if (k->most_sequences < p->sequences + WINDOW + 1) {
         k->most_sequences = grown(k->most_sequences, p->sequences + WINDOW + 1);
@@ -165,6 +169,8 @@ static void pack_window(Packer *k)
         const uint32_t to = k->at[k->bin[i]]++;
         p->start[to] = k->start[i];
         p->length[to] = k->length[i];
+        if (p->middle)
+            p->middle[to] = k->middle[i];
     }
     p->pieces += (uint64_t)k->count;
     k->count = 0;
@@ -214,6 +220,41 @@ static void take_document(void *packer, uint64_t start, uint64_t end)
     add_piece(k, start, end - start);
 }
 
+/* Takes a side of a pair. The second side follows the first side without a gap, so that a pair is
+ * one range of tokens. */
+static void take_side(void *packer, uint64_t start, uint64_t end)
+{
+    Packer *k = packer;
+    const unsigned long long pair = ++k->p.documents / 2, T = (unsigned)k->spec->sequence_length;
+    if (k->side_end == 0) {
+        k->side_start = start;
+        k->side_end = end;
+        return;
+    }
+    if (k->side_end != start)
+        die("%s: %s: the rejected side of pair %llu does not begin where its chosen side ends, but "
+            "%llu tokens later; make the shards with scripts/make_pair_shards.py",
+            k->shard->key, k->shard->path, pair, (unsigned long long)(start - k->side_end));
+    if (end - k->side_start > T)
+        die("%s: %s: pair %llu has %llu tokens; both sides must fit into one sequence of %llu "
+            "(model.max_sequence_length). Give longer sequences, or make the shards with a smaller "
+            "--max-length",
+            k->shard->key, k->shard->path, pair, (unsigned long long)(end - k->side_start), T);
+    add_piece(k, k->side_start, end - k->side_start);
+    k->middle[k->count - 1] = (uint32_t)(start - k->side_start);
+    /* the first token of the second side is not a target either */
+    k->p.labels -= count_labels(k->shard, start, start + 1);
+    k->side_end = 0;
+}
+
+static void check_sides(const Packer *k)
+{
+    if (k->side_end > 0)
+        die("%s: %s has a document without a partner; expected preference pairs: documents 2i and "
+            "2i + 1 are a chosen and a rejected side, as scripts/make_pair_shards.py writes them",
+            k->shard->key, k->shard->path);
+}
+
 static void check_packing(const Packing *p, const Shard *shards, int num_shards,
                           const DataSpec *spec)
 {
@@ -241,7 +282,7 @@ static void check_packing(const Packing *p, const Shard *shards, int num_shards,
              spec->sequence_length, (unsigned long long)p->lost_tokens,
              (unsigned long long)p->lost_labels);
     const uint64_t in_documents =
-        p->tokens + p->lost_tokens - (spec->split ? p->pieces - p->documents : 0);
+        p->tokens + p->lost_tokens - (spec->split && !spec->pairs ? p->pieces - p->documents : 0);
     if (in_documents < all)
         warn("%s: according to the metadata, %llu of %llu tokens are in no document; the run does "
              "not train on these tokens",
@@ -255,7 +296,8 @@ Packing packing_make(const Shard *shards, int num_shards, const DataSpec *spec)
     k->spec = spec;
     for (int f = 0; f < num_shards; f++) {
         k->shard = &shards[f];
-        documents_each(k->shard, spec, take_document, k);
+        documents_each(k->shard, spec, spec->pairs ? take_side : take_document, k);
+        check_sides(k);
         k->before += k->shard->num_tokens;
     }
     pack_window(k);
@@ -271,5 +313,6 @@ void packing_free(Packing *p)
 {
     free(p->start);
     free(p->length);
+    free(p->middle);
     free(p->first);
 }

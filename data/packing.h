@@ -8,12 +8,13 @@
  * Returns the number of bins. O(n log n + n log T) time, O(n + T) memory. */
 int best_fit_decreasing(int *bin, const uint32_t *length, int n, int T);
 
-/* A piece is a document, or a part of a long document. */
+/* A piece is a document, or a part of a long document, or with spec.pairs a pair of documents. */
 typedef struct {
     /* (pieces) first token of each piece; token numbers run on over all files. The pieces of a
      * sequence are adjacent */
     uint64_t *start;
     uint32_t *length; /* (pieces) 1 .. T */
+    uint32_t *middle; /* with spec.pairs: (pieces) length of the first side; else NULL */
     uint32_t *first;  /* (sequences + 1) first piece of each sequence; the last entry is `pieces` */
     uint64_t pieces, sequences;
     /* documents: number of documents. tokens, labels: number of tokens and targets in the pieces */
@@ -25,6 +26,7 @@ typedef struct {
 
 /* Packs all documents of the files, in order, in windows of 2^16 pieces; documents longer than T
  * are split or truncated. The same files, T and spec give the same packing. Dies if there is no
- * document or no label. */
+ * document or no label, or if spec.pairs and a file has a document without a partner or a pair of
+ * more than T tokens. */
 Packing packing_make(const Shard *shards, int num_shards, const DataSpec *spec);
 void packing_free(Packing *p);

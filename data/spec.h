@@ -55,6 +55,9 @@ typedef struct {
     bool best_fit;
     /* best_fit: a document longer than T is split; false: it is truncated */
     bool split;
+    /* best_fit: documents 2i and 2i + 1 of a file are the sides of a preference pair, which stays in
+     * one sequence */
+    bool pairs;
     /* metadata next to the files gives the documents; false: documents end after an eos */
     bool metadata;
     /* reports progress to the watchdog: the working thread calls beat with the name of its work

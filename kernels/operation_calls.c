@@ -148,6 +148,8 @@ static double symmetric_columns(Tensor y)
 #define GROUPS(x, count) \
     memory((x).group, (count) * sizeof *(x).group, READS), \
         memory((x).plain, (count) * sizeof *(x).plain, READS)
+/* The factors of a loss's rows; NULL: there are none. */
+#define LABEL_WEIGHTS(weight, logits) FLOATS(weight, (weight) ? (logits).rows : 0, 1, READS)
 #define WEIGHTS(r) MEMORY((r).weight, sizeof(float) * assignments_of(r), READS)
 /* The assignment of each row, and the range of rows of each expert. */
 #define ROWS(r) \

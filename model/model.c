@@ -89,6 +89,7 @@ void model_free(Model *m, ParamStore *store)
     free(m->amax_at);
     stream_free(&m->text);
     free(m->host_sorted);
+    free(m->pairs.host);
     projector_free(m);
 }
 
@@ -109,6 +110,11 @@ void model_use_images(Model *m, ImageRows images)
     m->images = images;
 }
 
+void model_use_pairs(Model *m, PairRows pairs)
+{
+    m->pair_rows = pairs;
+}
+
 void model_put_sequences(Model *m, const int *tokens)
 {
     model_put_tokens(m, context_part(&m->text, tokens), m->text.N);
@@ -121,6 +127,12 @@ static void load_batch(Model *m, const int *tokens, const int *targets, const ui
     model_put_sequences(m, tokens);
     if (m->images.row)
         projector_put(m, m->images.row + at);
+    if (m->pair_rows.given) {
+        m->pairs.targets = targets;
+        m->pairs.begins = begins;
+        m->pairs.reference = m->pair_rows.reference ? m->pair_rows.reference + at : NULL;
+        m->pairs.sft_scale = m->pair_rows.sft_scale;
+    }
     device_put(m->targets, context_part(&m->text, targets), sizeof(int) * (size_t)m->text.N);
     if (m->text.documents) {
         m->text.docs.count = document_starts(m->text.host_doc_start, &m->text.docs.longest, begins,
@@ -174,6 +186,8 @@ void model_micro_batches(Model *m, ParamStore *store, const int *tokens, const i
     m->scales_reused = false;
     m->in_step = pass == PASS_ACCUMULATE;
     m->images = (ImageRows){ 0 };
+    m->pair_rows = (PairRows){ 0 };
+    m->pairs.targets = NULL;
     free(row);
 }
 
@@ -200,6 +214,7 @@ void model_zero_losses(Model *m)
 {
     const Tensor router = m->text.router.sums;
     device_zero(m->sums, 2 * sizeof *m->sums);
+    memset(m->pairs.sum, 0, sizeof m->pairs.sum);
     if (router.data)
         device_zero(router.data, tensor_bytes(router));
 }

@@ -39,6 +39,11 @@ void model_micro_batch(Model *m, ParamStore *store, const int *tokens, const int
  * function, a batch is text only. */
 void model_use_images(Model *m, ImageRows images);
 
+/* Says that the next call of model_micro_batches has preference pairs, packed as documents; then
+ * `begins` is needed. The memory of `pairs` must stay until that call returns. m->pairs.sum gets the
+ * sums over pairs. `scale` is the factor of the sum of the pairs' losses. */
+void model_use_pairs(Model *m, PairRows pairs);
+
 /* Copies `count` tokens to the device as the input of pass_forward, as one document. */
 void model_put_tokens(Model *m, const int *tokens, int count);
 /* Copies this rank's part of whole sequences (B, T) to the device as the input of pass_forward. */

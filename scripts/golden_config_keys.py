@@ -47,10 +47,10 @@ CLASSES = {
     "Qwen2ForCausalLM": (dict(model_type="qwen2", use_sliding_window=True, sliding_window=5, max_window_layers=1), YARN),
     "Qwen3ForCausalLM": (dict(model_type="qwen3", head_dim=8, use_sliding_window=True, sliding_window=5, max_window_layers=1),
                          YARN),
+    "SmolLM3ForCausalLM": (dict(model_type="smollm3", no_rope_layer_interval=2, tie_word_embeddings=False), YARN),
     "OlmoeForCausalLM": (dict(model_type="olmoe", **EXPERTS), YARN),
     "Qwen3MoeForCausalLM": (dict(model_type="qwen3_moe", head_dim=8, moe_intermediate_size=24, use_sliding_window=True,
                                  sliding_window=5, **EXPERTS), YARN),
-    "SmolLM3ForCausalLM": (dict(model_type="smollm3", no_rope_layer_interval=2, tie_word_embeddings=False), YARN),
 }
 
 # values of keys for which another(default) would be invalid or without effect; return_dict only changes the Python result
@@ -128,7 +128,9 @@ def passes(model, tokens):
 
 
 def load(folder):
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    """Implementations differ only in rounding; transformers 4 had one of experts."""
+    experts = dict(experts_implementation="eager") if int(transformers.__version__.split(".")[0]) >= 5 else {}
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", **experts).eval()
 
 
 def same(a, b):

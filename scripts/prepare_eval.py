@@ -20,7 +20,8 @@ separately, and records without a context (doc_id from 1000000 on) are left out.
 are before the context.
 
 --train writes the training splits of the tasks that have one, with a question per line as {"messages": [...]}: the question without
-examples, and its right answer. Needs the package tokenizers for request files.
+examples, and its right answer. --pairs writes the same questions as preference pairs of the right and a wrong answer, for
+make_pair_shards.py. Needs the package tokenizers for request files.
 """
 import argparse, gzip, importlib.util, json, pathlib, sys, zipfile, zlib
 
@@ -183,18 +184,26 @@ def conversation(record):
     return [{"role": "user", "content": query}, {"role": "assistant", "content": record["request"]["continuation"].strip()}]
 
 
-def write_train(packages, names, path):
+def pair(gold, choices):
+    """The right answer, and the wrong answer after it."""
+    *question, right = conversation(choices[gold])
+    *_, wrong = conversation(choices[(gold + 1) % len(choices)])
+    return {"prompt": question, "chosen": [right], "rejected": [wrong]}
+
+
+def write_train(packages, names, path, line):
+    """line: makes the object of a line from the number of the right choice and all choices."""
     total = 0
     with open(path, "w", encoding="utf-8") as file:
         for name in dict.fromkeys(ALSO.get(name, name) for name in names):
             found = find(packages, name + "_train_rc_5shot")
             count = 0
             for gold, choices in questions(found[1], "acc") if found else []:
-                print(json.dumps({"messages": conversation(choices[gold])}, ensure_ascii=False), file=file)
+                print(json.dumps(line(gold, choices), ensure_ascii=False), file=file)
                 count += 1
             print(f"{name}: {count} questions to train on" if found else f"{name}: has no training split in these packages")
             total += count
-    print(f"{path}: {total} conversations")
+    print(f"{path}: {total} lines")
 
 
 def main():
@@ -206,14 +215,15 @@ def main():
     parser.add_argument("--output", type=pathlib.Path, help="folder for the request files")
     parser.add_argument("--questions", type=int, help="the first questions of each task; default: all")
     parser.add_argument("--train", metavar="FILE", help="write the training splits as conversations")
+    parser.add_argument("--pairs", metavar="FILE", help="write the training splits as pairs of a right and a wrong answer")
     args = parser.parse_intermixed_args()
-    if bool(args.tokenizer) != bool(args.output) or not (args.output or args.train):
-        sys.exit("error: give --tokenizer and --output for request files, --train for conversations, or all three")
+    if bool(args.tokenizer) != bool(args.output) or not (args.output or args.train or args.pairs):
+        sys.exit("error: give --tokenizer and --output for request files, --train for conversations, or all three; --pairs for pairs")
     if args.questions is not None and args.questions < 1:
         sys.exit(f"error: --questions {args.questions}; expected 1 or more")
-    if args.train and pathlib.Path(args.train).exists():
-        sys.exit(f"error: {args.train} exists already, and this script does not overwrite files: delete it, or give another "
-                 "--train")
+    for path in filter(None, (args.train, args.pairs)):
+        if pathlib.Path(path).exists():
+            sys.exit(f"error: {path} exists already, and this script does not overwrite files: delete it, or give another file")
 
     packages = open_packages(args.package)
     found = {name: find(packages, name) for name in args.tasks or TASKS}
@@ -226,7 +236,9 @@ def main():
         tokenizer, front = load_tokenizer(args.tokenizer)
         args.output.mkdir(parents=True, exist_ok=True)
     if args.train:
-        write_train(packages, found, args.train)
+        write_train(packages, found, args.train, lambda gold, choices: {"messages": conversation(choices[gold])})
+    if args.pairs:
+        write_train(packages, found, args.pairs, pair)
     if args.output:
         places = distinct(place for place in found.values() if place)
         for label, folder in places:

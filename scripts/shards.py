@@ -147,11 +147,11 @@ class Writer:
             self.files.append(open(os.path.join(self.folder, IMAGES.format(number) + ".npy"), "wb"))
             self.files[-1].write(self.features.id.to_bytes(8, "little"))
 
-    def add(self, ids, mask, columns, images=()):
+    def add(self, ids, mask, columns, images=(), together=False):
         """Adds a document: its ids, its mask of bools (None: no mask), the columns of its row after start and end, and the
-        numbers of its pictures among the features."""
-        if self.files and self.part_tokens + len(ids) > self.max_tokens:
-            self.close()
+        numbers of its pictures among the features. together: it goes into the file of the document before it (reserve)."""
+        if not together:
+            self.reserve(len(ids))
         if not self.files:
             self.open(self.parts)
             self.parts, self.part_tokens = self.parts + 1, 0
@@ -167,6 +167,11 @@ class Writer:
         self.documents += 1
         self.tokens += len(ids)
         self.longest = max(self.longest, len(ids))
+
+    def reserve(self, tokens):
+        """Makes the next documents, which have so many tokens together, parts of one file."""
+        if self.files and self.part_tokens + tokens > self.max_tokens:
+            self.close()
 
     def close(self):
         for file in self.files or []:
@@ -201,12 +206,15 @@ class Output:
         self.val.close()
         self.unfinished.cleanup()
 
-    def add(self, documents, columns):
+    def add(self, documents, columns, together=False):
         """Adds documents [(ids, mask or None)] that stay together, for example of a conversation; the hash of the first decides
-        for all. With features, each also has the numbers of its pictures."""
+        for all. With features, each also has the numbers of its pictures. together: all become parts of one file."""
         chance = int.from_bytes(hashlib.blake2b(documents[0][0].tobytes(), digest_size=8).digest(), "little") / 2**64
+        writer = self.val if chance < self.fraction else self.train
+        if together:
+            writer.reserve(sum(len(ids) for ids, *_ in documents))
         for ids, mask, *images in documents:
-            (self.val if chance < self.fraction else self.train).add(ids, mask, columns, *images)
+            writer.add(ids, mask, columns, *images, together=together)
 
     def publish(self):
         self.train.close()

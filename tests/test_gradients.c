@@ -1,5 +1,5 @@
 /* Gradients of the whole model in f32 against finite differences: every parameter tensor of every
- * architecture, and adapters.
+ * architecture, adapters, and every loss of preference pairs.
  *
  * With L(w) the summed loss and r a direction of length 1, D(h) = (L(w + h r) - L(w - h r)) / 2h
  * has an error of c h^2 + e/h, or c h where clamped values cross their limit. So the last two steps
@@ -15,6 +15,7 @@
 #include "kernels/runtime/device.h"
 #include "tests/test.h"
 #include "tests/images.h"
+#include "model/block/preference.h"
 #include "tests/mapping_unit.h"
 #include "tests/models.h"
 #include "tests/router_loss.h"
@@ -31,6 +32,7 @@ typedef struct {
     ParamStore store;
     int tokens[64], targets[64];
     uint8_t begins[64];
+    float reference[64]; /* log-probabilities of the targets of pairs */
     TestImages images;
 } Setup;
 
@@ -47,6 +49,24 @@ static void fill_batch(Setup *s)
                             : s->tokens[n + 1];
     if (s->config.model.image.feature_size > 0)
         place_images(&s->images, s->tokens, s->targets, B, s->model.text.T, 4);
+}
+
+/* Two pairs of documents, in the first sequence followed by padding; a rejected side of one label. */
+static void fill_pairs(Setup *s)
+{
+    enum { PADDING = 13 };
+    static const int first[][2] = { { 0, 0 }, { 0, 4 }, { 0, 6 },  { 0, 10 }, { 0, PADDING },
+                                    { 1, 0 }, { 1, 5 }, { 1, 10 }, { 1, 13 } };
+    const int T = s->model.text.T;
+    memset(s->begins, 0, sizeof s->begins);
+    for (size_t i = 0; i < sizeof first / sizeof first[0]; i++)
+        s->begins[first[i][0] * T + first[i][1]] = 1;
+    for (int n = 0; n < s->model.text.N; n++) {
+        const int t = n % T;
+        const bool ends = t == T - 1 || s->begins[n + 1], padding = n / T == 0 && t >= PADDING;
+        s->targets[n] = ends || padding || n % 9 == 7 ? -1 : s->tokens[n + 1];
+        s->reference[n] = -4 + test_uniform(3, (uint64_t)n);
+    }
 }
 
 /* Norm weights start as ones. Other values test whether the weights are used. test_fill_adapters
@@ -73,6 +93,9 @@ static Loss loss_of(Setup *s, bool backward);
 
 /* Tokens of a tile of the MLP. With tiles, backward recomputes blocks. 0: no tiles. */
 static int tile;
+/* The loss of pairs, and tokens of a chunk of logits; PREFERENCE_NONE: cross entropy. */
+static Preference preference;
+static int loss_chunk;
 
 /* trainable: patterns; NULL: everything is trained */
 static void open_model(Setup *s, const ModelConfig *m, char **trainable, bool documents)
@@ -83,8 +106,12 @@ static void open_model(Setup *s, const ModelConfig *m, char **trainable, bool do
     s->config.trainable = trainable;
     s->config.num_trainable = trainable != NULL;
     s->config.data.generate_doc_lengths = documents;
+    s->config.preference = preference;
+    s->config.loss_chunk = loss_chunk;
     model_create(&s->model, &s->store, &s->config);
     fill_batch(s);
+    if (preference.kind != PREFERENCE_NONE)
+        fill_pairs(s);
     for (uint64_t seed = 7; seed == 7 || router_gap(&s->model) < CLEAR; seed++) {
         store_init(&s->store, &s->config.model, seed);
         perturb_norms(s);
@@ -93,12 +120,36 @@ static void open_model(Setup *s, const ModelConfig *m, char **trainable, bool do
     }
 }
 
+/* The summed loss of pairs. The error of a label's loss is multiplied by the label's weight. */
+static Loss loss_of_pairs(Setup *s, bool backward)
+{
+    const int N = s->model.text.N;
+    const PairCount n = preference_count(s->targets, s->begins, B, s->model.text.T);
+    const double sft = preference.sft_weight * n.pairs / n.labels;
+    const double *sum = s->model.pairs.sum;
+    float l[64], weight[64];
+    model_use_pairs(&s->model, (PairRows){ s->reference, sft, true });
+    model_begin_step(&s->model, B);
+    model_micro_batch(&s->model, &s->store, s->tokens, s->targets, s->begins, 1, 0,
+                      backward ? PASS_COMPLETE : PASS_FORWARD);
+    device_get(l, s->model.losses, sizeof(float) * N);
+    device_get(weight, s->model.pairs.weight, sizeof(float) * N);
+    assert_true(sum[PAIR_COUNT] == 4 && sum[PAIR_LABELS] == n.labels);
+    Loss r = { sum[PAIR_LOSS] + sft * sum[PAIR_NLL], 0 };
+    for (int i = 0; i < N; i++)
+        r.magnitude += (double)weight[i] * weight[i] * l[i] * l[i];
+    r.magnitude = sqrt(r.magnitude);
+    return r;
+}
+
 /* Returns the summed loss with its z-loss and the losses of routers, in double over the tokens' f32
  * losses. */
 static Loss loss_of(Setup *s, bool backward)
 {
     int N = s->model.text.N;
     float l[128];
+    if (preference.kind != PREFERENCE_NONE)
+        return loss_of_pairs(s, backward);
     model_use_images(&s->model, image_rows(&s->images));
     model_begin_step(&s->model, B);
     model_micro_batch(&s->model, &s->store, s->tokens, s->targets, s->begins, 1, Z_WEIGHT,
@@ -264,6 +315,21 @@ TEST(test_images)
 TEST(test_documents)
 {
     check_architecture(LLAMA_GQA, true);
+}
+
+/* All logits at once, and in chunks of 10 tokens, which cut sides. */
+TEST(test_pairs)
+{
+    const SmallModel models[] = { LLAMA, OLMO2, LLAMA_GQA };
+    for (PreferenceKind kind = PREFERENCE_DPO; kind < NUM_PREFERENCE_LOSSES; kind++) {
+        const PreferenceLoss *loss = preference_loss(kind);
+        preference =
+            (Preference){ kind, loss->beta, loss->gamma, loss->smooths ? 0.1 : 0, 0.5, NULL };
+        loss_chunk = kind % 2 ? 10 : 0;
+        check_architecture(models[kind % 3], true);
+    }
+    preference = (Preference){ 0 };
+    loss_chunk = 0;
 }
 
 /* In the lowest trained block, backward computes only what the block's own gradients need: here the

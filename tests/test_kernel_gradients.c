@@ -215,36 +215,41 @@ TEST(test_swiglu)
 static void run_loss(void)
 {
     float *losses = now.losses.data;
-    cross_entropy(now.x, losses, losses + now.x.rows, now.ints, now.vocab, 1, 0, false);
+    cross_entropy(now.x, losses, losses + now.x.rows, now.ints, NULL, now.vocab, 1, 0, false);
 }
 
-/* k: a sum of `vocab` exponentials; |max - min| <= 6 in exp's argument; zloss doubles k */
-static void loss_case(int N, int V, int vocab, float scale, float z_weight)
+/* k: a sum of `vocab` exponentials; |max - min| <= 6 in exp's argument; zloss doubles k. weighted:
+ * rows have factors, also negative ones */
+static void loss_case(int N, int V, int vocab, float scale, float z_weight, bool weighted)
 {
     int *target = keep(sizeof *target * (size_t)N);
     float *cot = keep(sizeof *cot * 2 * (size_t)N);
+    Tensor weight = make_filled(F, 1, N, 7, -2, 2);
+    const double *factor = values(weight);
     for (int n = 0; n < N; n++) {
+        const float own = weighted ? scale * (float)factor[n] : scale;
         target[n] = n % 3 == 1 ? -1 : (int)(random_bits(5, (uint64_t)n) % (uint64_t)vocab);
-        cot[n] = scale, cot[N + n] = scale * z_weight;
+        cot[n] = own, cot[N + n] = own * z_weight;
     }
     now.ints = put_ints(target, (size_t)N), now.vocab = vocab;
     now.x = make_filled(F, N, V, 1, -3, 3), now.losses = make(F, 2, N);
     Function f = { "cross_entropy", run_loss, now.losses, make(F, 2, N), 2 * (vocab + 30) };
     put(f.cot, cot);
     Tensor grad = make_filled(F, N, V, 1, -3, 3), scratch = make(F, 2, N);
-    cross_entropy(grad, scratch.data, (float *)scratch.data + N, now.ints, vocab, scale, z_weight,
-                  true);
+    cross_entropy(grad, scratch.data, (float *)scratch.data + N, now.ints,
+                  weighted ? weight.data : NULL, vocab, scale, z_weight, true);
     check_gradient(&f, "logits", now.x, grad);
     release();
 }
 
 TEST(test_loss)
 {
-    loss_case(4, 16, 13, 0.5f, 0);
-    loss_case(4, 16, 16, 0.5f, 0.1f);
+    loss_case(4, 16, 13, 0.5f, 0, false);
+    loss_case(4, 16, 16, 0.5f, 0.1f, false);
+    loss_case(4, 16, 13, 0.5f, 0, true);
     if (on_cpu()) {
-        loss_case(1, 3, 2, 1, 0.01f);
-        loss_case(7, 11, 9, 2, 0.1f);
+        loss_case(1, 3, 2, 1, 0.01f, false);
+        loss_case(7, 11, 9, 2, 0.1f, true);
     }
 }
 

@@ -341,14 +341,14 @@ static void loss_cases(const FormatRow *f, const Shape *s)
     void *untouched = tensor_snapshot(logits);
     const Loss l = loss_reference(values(logits), target, N, vocab, V, scale, weight);
 
-    TWICE(cross_entropy(logits, loss.data, zloss.data, targets, vocab, scale, weight, false),
+    TWICE(cross_entropy(logits, loss.data, zloss.data, targets, NULL, vocab, scale, weight, false),
           logits, loss, zloss);
     check_same_bytes("logits without backward", tensor_snapshot(logits), untouched,
                      tensor_bytes(logits));
     check("loss", f, s, "", loss, l.loss, l.loss_bound);
     check("zloss", f, s, "", zloss, l.zloss, l.zloss_bound);
-    TWICE(cross_entropy(logits, loss.data, zloss.data, targets, vocab, scale, weight, true), logits,
-          loss, zloss);
+    TWICE(cross_entropy(logits, loss.data, zloss.data, targets, NULL, vocab, scale, weight, true),
+          logits, loss, zloss);
     check("loss", f, s, "-backward", loss, l.loss, l.loss_bound);
     check("dlogits", f, s, "", logits, l.grad, l.grad_bound);
     double *y = values(logits);

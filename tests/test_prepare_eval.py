@@ -67,10 +67,12 @@ class PrepareEvalTest(unittest.TestCase):
         os.makedirs(train)
         shutil.copy(os.path.join(self.task, "config.json"), train)
         with gzip.open(os.path.join(train, "requests.jsonl.gz"), "wt") as file:
-            print(json.dumps({**request(0, 0, "two", " four", 0), "doc": {}}), file=file)
+            for i, text in enumerate((" four", " five", " six")):
+                print(json.dumps({**request(0, i, "two", text, 1), "doc": {}}), file=file)
         shutil.copytree(train, os.path.join(os.path.dirname(train), "rc_0shot"))
         conversations = os.path.join(self.top, "conversations.jsonl")
-        done = self.prepare("--tokenizer", self.tokenizer(), "--output", self.top, "--train", conversations, "--",
+        pairs = os.path.join(self.top, "pairs.jsonl")
+        done = self.prepare("--tokenizer", self.tokenizer(), "--output", self.top, "--train", conversations, "--pairs", pairs, "--",
                             "piqa_rc_0shot", "openbookqa", "openbook_qa")
         self.assertEqual(done.returncode, 0, done.stderr)
         with open(os.path.join(self.top, "evaluators.yaml"), encoding="utf-8") as file:
@@ -78,6 +80,10 @@ class PrepareEvalTest(unittest.TestCase):
         self.assertEqual(labels, ["piqa_rc_0shot", "openbookqa_rc_0shot"])
         with open(conversations, encoding="utf-8") as file:
             self.assertEqual(len(file.readlines()), 1)
+        with open(pairs, encoding="utf-8") as file:
+            self.assertEqual(json.load(file), {"prompt": [{"role": "user", "content": "two"}],
+                                               "chosen": [{"role": "assistant", "content": "five"}],
+                                               "rejected": [{"role": "assistant", "content": "six"}]})
 
     def test_errors(self):
         """One line each."""

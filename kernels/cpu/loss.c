@@ -38,9 +38,9 @@ static void row_gradient(float *x, double total, int vocab, int V, int target, d
 }
 
 /* gradient: the logits, or FP8 codes whose scale is set, or an absent tensor. Its columns after the
- * last column of the logits become 0. */
+ * last column of the logits become 0. weight: factor of each row's gradient; NULL: 1. */
 static void all_rows(const char *op, Tensor gradient, Tensor logits, float *loss, float *zloss,
-                     const int *target, int vocab, float scale, float z_weight)
+                     const int *target, const float *weight, int vocab, float scale, float z_weight)
 {
     const int N = logits.rows, V = logits.cols, width = gradient.data ? gradient.cols : V;
     check_tensor(op, "logits", logits, N, V);
@@ -58,7 +58,8 @@ static void all_rows(const char *op, Tensor gradient, Tensor logits, float *loss
             loss[n] = (float)(z - target_logit);
             zloss[n] = (float)(z * z);
             if (gradient.data)
-                row_gradient(row, total, vocab, width, target[n], z, scale, z_weight);
+                row_gradient(row, total, vocab, width, target[n], z,
+                             weight ? scale * weight[n] : scale, z_weight);
         } else
             for (int j = 0; j < width; j++)
                 row[j] = 0;
@@ -67,20 +68,21 @@ static void all_rows(const char *op, Tensor gradient, Tensor logits, float *loss
     }
 }
 
-void backend_cross_entropy(Tensor logits, float *loss, float *zloss, const int *target, int vocab,
-                           float scale, float z_weight, bool backward)
+void backend_cross_entropy(Tensor logits, float *loss, float *zloss, const int *target,
+                           const float *weight, int vocab, float scale, float z_weight,
+                           bool backward)
 {
-    all_rows(OPERATION, backward ? logits : (Tensor){ 0 }, logits, loss, zloss, target, vocab,
-             scale, z_weight);
+    all_rows(OPERATION, backward ? logits : (Tensor){ 0 }, logits, loss, zloss, target, weight,
+             vocab, scale, z_weight);
 }
 
 void backend_cross_entropy_codes(Tensor gradient, float amax, Tensor logits, float *loss,
-                                 float *zloss, const int *target, int vocab, float scale,
-                                 float z_weight)
+                                 float *zloss, const int *target, const float *weight, int vocab,
+                                 float scale, float z_weight)
 {
     check_logit_codes(OPERATION, gradient, logits);
     *(float *)gradient.scale = fp8_scale(amax, gradient.format.dtype);
-    all_rows(OPERATION, gradient, logits, loss, zloss, target, vocab, scale, z_weight);
+    all_rows(OPERATION, gradient, logits, loss, zloss, target, weight, vocab, scale, z_weight);
     const size_t written = (size_t)logits.rows * (size_t)gradient.cols;
     memset((uint8_t *)gradient.data + written, 0, tensor_numel(gradient) - written);
 }

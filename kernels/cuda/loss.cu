@@ -138,8 +138,9 @@ template <bool ALIGNED, bool BACKWARD, class Gradient, typename T>
 __global__ __launch_bounds__(
     BACKWARD ? MAX_THREADS : LOSS_THREADS,
     BACKWARD ? 1 : LOSS_BLOCKS) void cross_entropy_kernel(Gradient gradient, T *logits, float *loss,
-                                                          float *zloss, const int *targets, int V,
-                                                          int vocab, float scale, float z_weight)
+                                                          float *zloss, const int *targets,
+                                                          const float *weights, int V, int vocab,
+                                                          float scale, float z_weight)
 {
     constexpr int CACHED = BACKWARD ? KEEP<T> : 0;
     __shared__ float shared[32];
@@ -179,6 +180,8 @@ __global__ __launch_bounds__(
     if (!BACKWARD)
         return;
     keep_packed(keep);
+    if (weights)
+        scale *= weights[blockIdx.x];
     const float factor = scale * (1.0f + 2.0f * z_weight * z) / r.total;
     auto *to = gradient.begin(row, V);
 #pragma unroll
@@ -203,13 +206,13 @@ __global__ __launch_bounds__(
  * launches small blocks that read ahead. */
 template <bool ALIGNED, bool BACKWARD, class Gradient, typename T>
 static void launch(Gradient gradient, T *logits, Tensor shape, float *loss, float *zloss,
-                   const int *target, int vocab, float scale, float z_weight)
+                   const int *target, const float *weight, int vocab, float scale, float z_weight)
 {
     const int each = BACKWARD ? KEEP<T> : AHEAD, most = BACKWARD ? MAX_THREADS : LOSS_THREADS;
     cross_entropy_kernel<ALIGNED, BACKWARD>
         <<<shape.rows, block_threads((int)ceil_div(shape.cols, 8), each, most), 0,
-           device_stream()>>>(gradient, logits, loss, zloss, target, shape.cols, vocab, scale,
-                              z_weight);
+           device_stream()>>>(gradient, logits, loss, zloss, target, weight, shape.cols, vocab,
+                              scale, z_weight);
     LAUNCH_CHECK();
 }
 
@@ -218,8 +221,9 @@ static void check_vocabulary(const char *op, int vocab, int V)
     CHECK(vocab > 0 && vocab <= V, "%s: a vocabulary of %d in %d columns", op, vocab, V);
 }
 
-void backend_cross_entropy(Tensor logits, float *loss, float *zloss, const int *target, int vocab,
-                           float scale, float z_weight, bool backward)
+void backend_cross_entropy(Tensor logits, float *loss, float *zloss, const int *target,
+                           const float *weight, int vocab, float scale, float z_weight,
+                           bool backward)
 {
     const int N = logits.rows, V = logits.cols;
     CHECK_DENSE(logits, N, V);
@@ -232,15 +236,16 @@ void backend_cross_entropy(Tensor logits, float *loss, float *zloss, const int *
                 constexpr bool ALIGNED = decltype(aligned)::value,
                                BACKWARD = decltype(gradient)::value;
                 launch<ALIGNED, BACKWARD>(InPlace<ALIGNED, std::remove_pointer_t<decltype(p)>>{}, p,
-                                          logits, loss, zloss, target, vocab, scale, z_weight);
+                                          logits, loss, zloss, target, weight, vocab, scale,
+                                          z_weight);
             });
         });
     });
 }
 
 void backend_cross_entropy_codes(Tensor gradient, float amax, Tensor logits, float *loss,
-                                 float *zloss, const int *target, int vocab, float scale,
-                                 float z_weight)
+                                 float *zloss, const int *target, const float *weight, int vocab,
+                                 float scale, float z_weight)
 {
     const int N = logits.rows, V = logits.cols;
     CHECK_DENSE(logits, N, V);
@@ -260,8 +265,8 @@ void backend_cross_entropy_codes(Tensor gradient, float amax, Tensor logits, flo
     const size_t written = (size_t)N * gradient.cols;
     with_bool(is_aligned(logits, V), [&](auto aligned) {
         with_type(logits, [&](auto *p) {
-            launch<decltype(aligned)::value, true>(codes, p, logits, loss, zloss, target, vocab,
-                                                   scale, z_weight);
+            launch<decltype(aligned)::value, true>(codes, p, logits, loss, zloss, target, weight,
+                                                   vocab, scale, z_weight);
         });
     });
     backend_device_zero(codes.codes + written, tensor_numel(gradient) - written);

@@ -3,6 +3,7 @@
 
 #include "kernels/runtime/trace.h"
 #include "model/block/branch.h"
+#include "model/block/preference.h"
 #include "model/parallel/tensor_ranks.h"
 #include "model/shape/units.h"
 
@@ -16,16 +17,18 @@ static float largest_dlogit(float scale, float z_weight)
 }
 
 /* Loss and gradients of a chunk with FP8 operands. The transposed gradient overwrites the logits.
- * Padding has no gradient. */
+ * Padding has no gradient. label_weight: factors of the rows' gradients, at most `largest`; or
+ * NULL. */
 static void chunk_backward_fp8(Model *m, int n, Tensor logits, Tensor h, Tensor dweight,
-                               float scale, float z_weight, bool needs_dx)
+                               const float *label_weight, float largest, float scale,
+                               float z_weight, bool needs_dx)
 {
     Tensor dlogits = m->dlogits, transposed = dlogits, head_h = m->head_h;
     dlogits.rows = transposed.rows = head_h.rows = fp8_padded(logits.rows);
     dlogits.data_t = transposed.data = NULL;
-    cross_entropy_codes(dlogits, largest_dlogit(scale, z_weight), logits, m->losses + n,
-                        m->losses + m->text.N + n, m->targets + n, m->text.config->vocab_size,
-                        scale, z_weight);
+    cross_entropy_codes(dlogits, largest_dlogit(scale * largest, z_weight), logits, m->losses + n,
+                        m->losses + m->text.N + n, m->targets + n, label_weight,
+                        m->text.config->vocab_size, scale, z_weight);
     /* not fast: a sum over the vocabulary has too many terms for short accumulators */
     if (needs_dx)
         matmul_dx(tensor_rows(own_rows(&m->text, m->text.work.dh), n, logits.rows),
@@ -41,9 +44,24 @@ static void chunk_backward_fp8(Model *m, int n, Tensor logits, Tensor h, Tensor 
     matmul_dw(dweight, transposed, head_h);
 }
 
+/* Computes the cross entropy of all labels, and from it the labels' weights. Returns the largest
+ * weight. If the logits are a single chunk, they stay valid. */
+static float weigh_labels(Model *m, Tensor weight)
+{
+    for (int n = 0, chunk = m->logits.rows; n < m->text.N; n += chunk) {
+        const int rows = m->text.N - n < chunk ? m->text.N - n : chunk;
+        Tensor logits = tensor_rows(m->logits, 0, rows);
+        matmul(logits, tensor_rows(m->final_h, n, rows), weight, NONE);
+        cross_entropy(logits, m->losses + n, m->losses + m->text.N + n, m->targets + n, NULL,
+                      m->text.config->vocab_size, 1, 0, false);
+    }
+    return preference_weigh(m);
+}
+
 /* Final norm, head and loss, a chunk of tokens at a time, so that the logits (N, V) of all tokens
  * never exist together. With `backward`, the gradient of a chunk overwrites the chunk's logits, and
- * work.dh gets dLoss/d(final_h). */
+ * work.dh gets dLoss/d(final_h). The gradient of a preference pair needs the log-probabilities of
+ * the whole pair: a first pass over the chunks computes the weight of each label. */
 void head_losses(Model *m, ParamStore *store, float scale, float z_weight, bool backward)
 {
     const bool tied = m->text.config->weight_tying;
@@ -68,15 +86,20 @@ void head_losses(Model *m, ParamStore *store, float scale, float z_weight, bool 
         quantize_scale(m->head_w, weight);
         quantize_codes(m->head_w, weight);
     }
-    for (int n = 0; n < m->text.N; n += chunk) {
+    const bool weighs = m->pairs.weight && (backward || m->pairs.targets);
+    const float largest = weighs ? weigh_labels(m, weight) : 1;
+    for (int n = 0; n < m->text.N && (backward || !weighs); n += chunk) {
         int rows = m->text.N - n < chunk ? m->text.N - n : chunk;
+        const float *label_weight = weighs ? m->pairs.weight + n : NULL;
         Tensor h = tensor_rows(m->final_h, n, rows), logits = tensor_rows(m->logits, 0, rows);
-        matmul(logits, h, weight, NONE);
+        if (!weighs || m->text.N > chunk)
+            matmul(logits, h, weight, NONE);
         if (fp8)
-            chunk_backward_fp8(m, n, logits, h, *dweight, scale, z_weight, needs_dx);
+            chunk_backward_fp8(m, n, logits, h, *dweight, label_weight, largest, scale, z_weight,
+                               needs_dx);
         else {
             cross_entropy(logits, m->losses + n, m->losses + m->text.N + n, m->targets + n,
-                          m->text.config->vocab_size, scale, z_weight, backward);
+                          label_weight, m->text.config->vocab_size, scale, z_weight, backward);
             if (needs_dx)
                 matmul_dx(tensor_rows(own_rows(&m->text, m->text.work.dh), n, rows), logits, weight,
                           false);

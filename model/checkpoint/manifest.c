@@ -86,8 +86,8 @@ static void read_router_bias(TrainState *s, const json_t *bias, const char *path
     s->router_bias = xcalloc((size_t)s->router_biases, sizeof *s->router_bias);
     for (int i = 0; i < s->router_biases; i++) {
         const json_t *x = json_array_get(bias, (size_t)i);
-        if (!json_is_number(x))
-            value_json_wrong(path, "router_bias", "a list of numbers", x);
+        if (!(json_is_number(x) && fabs(json_number_value(x)) <= 1e6))
+            value_json_wrong(path, "router_bias", "a list of numbers from -1e6 to 1e6", x);
         s->router_bias[i] = (float)json_number_value(x);
     }
 }

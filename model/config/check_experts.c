@@ -48,10 +48,10 @@ static void check_bias(const Reader *r)
     if (m->experts.bias_gamma == 0)
         return;
     if (m->lora.rank > 0)
-        die("%s: model.bias_gamma is not supported with adapters; leave it out",
+        die("%s: a bias of routers is not supported with adapters; leave it out",
             reader_where(r, "model.bias_gamma"));
     if (!config_forward_only(&r->s->c))
-        warn("%s: model.bias_gamma: checkpoints have the bias of routers in trainer.json, which "
+        warn("%s: checkpoints have the bias of routers in trainer.json, which "
              "only this program reads; other programs choose other experts, and --export is "
              "refused",
              reader_where(r, "model.bias_gamma"));

@@ -228,7 +228,7 @@ void check_recipe(Reader *r)
 {
     Settings *s = r->s;
     if (!s->recipe)
-        s->recipe = xstrdup(config_forward_only(&s->c) ? "bf16" : "coat");
+        s->recipe = xstrdup(s->c.eval_only || s->c.generate ? "bf16" : "coat");
     s->c.recipe = *find_recipe(r, s->recipe);
     static const char *const sections[] = { "format", "activations", "fp8" };
     for (size_t i = 0; i < sizeof sections / sizeof sections[0]; i++) {

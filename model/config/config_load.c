@@ -17,6 +17,7 @@
 #include "model/config/check_data.h"
 #include "model/config/check_experts.h"
 #include "model/config/check_images.h"
+#include "model/config/check_preference.h"
 #include "model/config/check_lora.h"
 #include "model/config/check_model.h"
 #include "model/config/check_recipe.h"
@@ -37,8 +38,8 @@
 #include "model/keys/key.h"
 
 /* Keys that decide where the model comes from, and which other keys are read. */
-static const char FIRST[] =
-    "dry_run|eval_only|generate|run_name|save_folder|try_load_latest_save|load_path|extend|lora";
+static const char FIRST[] = "dry_run|eval_only|generate|score|run_name|save_folder|try_load_latest_"
+                            "save|load_path|extend|lora";
 
 /* Reads every key once, after the layers below it: first the keys of FIRST, then the other keys on
  * top of load_path, and last format.*, activations.* and fp8.* on top of the recipe's columns
@@ -194,6 +195,7 @@ Config *config_load(int argc, char **argv, int world, char *(*latest)(const char
     check_data(&r);
     check_images_data(&r);
     check_run(&r);
+    check_preference(&r);
     evaluators_read(&r);
     check_model_trainable(&r);
     fclose(r.notes);

@@ -26,6 +26,7 @@ static void add_eval_set(Settings *s, const YamlNode *n, Evaluator *e, const cha
     *set = (EvalSet){ .label = strdup(label),
                       .where = where,
                       .downstream = e->type == EVALUATOR_DOWNSTREAM,
+                      .pairs = e->type == EVALUATOR_PREFERENCE,
                       .files = e->files };
     set->files.paths = *paths;
     set->files.num_paths = *count;
@@ -45,6 +46,11 @@ static void add_eval_set(Settings *s, const YamlNode *n, Evaluator *e, const cha
     check_images_files(c, &set->files, set->where, "data", set->downstream);
     if (!set->downstream)
         check_data_eval_documents(c, set);
+    if (set->pairs && c->preference.kind == PREFERENCE_NONE)
+        die("%s: type preference needs a preference.loss", where);
+    if (set->pairs &&
+        (set->files.packing != PACK_BEST_FIT || set->files.boundaries != BOUNDARIES_METADATA))
+        die("%s: type preference needs packing best_fit and document_boundaries metadata", where);
 }
 
 static bool any_remote(char *const *paths, int count)

@@ -67,6 +67,7 @@ static const struct {
     { "optimizer.name", "Optimizer" },
     { "scheduler.name", "LR schedule" },
     { "average.last", "Training step" },
+    { "preference.loss", "Preference pairs" },
     { "save_folder", "Checkpoints" },
     { "eval_interval", "Evaluation" },
     { "fsdp.sharding_strategy", "Parallelism" },
@@ -90,6 +91,7 @@ static void print_all(FILE *f)
           "  CONFIG.yaml --dry_run                        plan memory and time\n"
           "  CONFIG.yaml --load_path=FOLDER --eval_only   evaluate a checkpoint\n"
           "  --load_path=FOLDER --generate=PROMPTS        continue prompts\n"
+          "  CONFIG.yaml --load_path=MODEL --score=FOLDER write log-probabilities of labels\n"
           "  runs/x/config.yaml --extend=runs/x           train longer, or decay\n"
           "  --export=CHECKPOINT [...] FOLDER             write a checkpoint for other programs\n"
           "  --average=A,B,C [...] FOLDER                 write the mean of several models\n"

@@ -31,7 +31,7 @@ YamlNode *load_folder_without_file(void)
 void load_folder_check_given(const Reader *r, const char *where)
 {
     if (!reader_given(r, "load_path") &&
-        (reader_given(r, "generate") || reader_given(r, "eval_only")))
+        (reader_given(r, "generate") || reader_given(r, "eval_only") || reader_given(r, "score")))
         die("%s: there is no model; --load_path=FOLDER names a checkpoint or a Hugging Face folder",
             where);
 }

@@ -39,7 +39,7 @@ void reader_note(Reader *r, const char *format, ...)
 
 bool reader_is_unread(const Config *c, const char *name)
 {
-    return (c->dry_run || config_forward_only(c)) &&
+    return (c->dry_run || c->eval_only || c->generate) &&
            text_is_among(name, "data.paths|data.datasets|data.mix|data.label_mask_paths|"
                                "data.image_paths|data.image_features");
 }

@@ -76,7 +76,8 @@ static void print_eval_set(FILE *f, const EvalSet *e)
         fputs("\n  type: downstream\n  data:\n", f);
     else
         fprintf(f,
-                "\n  data:\n    memmap_dtype: %s\n    packing: %s\n    document_boundaries: %s\n",
+                "%s\n  data:\n    memmap_dtype: %s\n    packing: %s\n    document_boundaries: %s\n",
+                e->pairs ? "\n  type: preference" : "",
                 e->files.itemsize == UINT16 ? "uint16" : "uint32",
                 e->files.packing == PACK_CONCAT ? "concat" : "best_fit",
                 e->files.boundaries == BOUNDARIES_EOS ? "eos" : "metadata");

@@ -15,6 +15,7 @@
 #include "kernels/runtime/agree.h"
 #include "model/evaluate/downstream.h"
 #include "model/evaluate/open_data.h"
+#include "model/evaluate/reference.h"
 
 /* Sequences [first, first + B) of the batch as one micro-batch. Sequences after the end of the
  * batch are masked. */
@@ -110,9 +111,61 @@ typedef struct {
     const void **images;
     bool divides;
     double loss, labels;
+    /* preference pairs: whether the data have them, their reference (B, T), and sums */
+    bool pairs;
+    float *reference;
+    double sum[NUM_PAIR_SUMS];
+    /* NULL, or for each token of the data its log-probability; losses: (B, T) */
+    float *logps, *losses;
 } Validation;
 
-static void add_batch(Validation *p, const Batch *b, int sequences, Model *m, ParamStore *store)
+static Validation validation_open(const Config *c, const Model *m)
+{
+    const size_t B = (size_t)m->text.attn.B, T = (size_t)m->text.T, N = B * T;
+    return (Validation){ .B = (int)B,
+                         .T = (int)T,
+                         .tokens = xmalloc(N * sizeof(int)),
+                         .targets = xmalloc(N * sizeof(int)),
+                         .begins = xmalloc(N),
+                         .images = xcalloc(N, sizeof(void *)),
+                         .reference = xcalloc(N, sizeof(float)),
+                         .losses = xcalloc(N, sizeof(float)),
+                         .divides = c->data.generate_doc_lengths };
+}
+
+static void validation_close(Validation *p)
+{
+    free(p->tokens);
+    free(p->targets);
+    free(p->begins);
+    free(p->images);
+    free(p->reference);
+    free(p->losses);
+}
+
+/* Sets the pairs of the micro-batch of sequences from `first` on, with b's scores as reference. */
+static void use_pairs(Validation *p, const Batch *b, int first, Model *m)
+{
+    const size_t T = (size_t)p->T, n = b->sequences > first ? (size_t)(b->sequences - first) : 0;
+    memset(p->reference, 0, (size_t)p->B * T * sizeof(float));
+    if (n > 0)
+        memcpy(p->reference, b->scores + (size_t)first * T,
+               (n < (size_t)p->B ? n : (size_t)p->B) * T * sizeof(float));
+    model_use_pairs(m, (PairRows){ p->reference, 0, true });
+}
+
+static void put_logps(Validation *p, const Batch *b, int first, Loader *l, const Model *m)
+{
+    watchdog_mark_together("reading log-probabilities", -1);
+    model_token_losses(m, p->losses);
+    for (int i = 0; i < p->B * p->T; i++)
+        p->losses[i] = -p->losses[i];
+    for (int i = 0; i < p->B && first + i < b->sequences; i++)
+        loader_put_scores(l, b, first + i, p->logps, p->losses + (size_t)i * (size_t)p->T);
+}
+
+static void add_batch(Validation *p, Loader *l, const Batch *b, int sequences, Model *m,
+                      ParamStore *store)
 {
     model_zero_losses(m);
     for (int first = 0; first < sequences; first += p->B) {
@@ -120,11 +173,17 @@ static void add_batch(Validation *p, const Batch *b, int sequences, Model *m, Pa
         micro_batch(p->tokens, p->targets, p->begins, p->images, b, first, p->B, p->T);
         if (b->images)
             model_use_images(m, (ImageRows){ p->images, b->images_f32 ? F32 : BF16 });
+        if (p->pairs)
+            use_pairs(p, b, first, m);
         model_micro_batch(m, store, p->tokens, p->targets, p->divides ? p->begins : NULL, 0, 0,
                           PASS_FORWARD);
+        if (p->logps)
+            put_logps(p, b, first, l, m);
     }
     watchdog_mark_together("reading the validation losses", -1);
     p->loss += model_losses(m).loss;
+    for (int i = 0; i < NUM_PAIR_SUMS; i++)
+        p->sum[i] += m->pairs.sum[i];
     p->labels += b->labels;
 }
 
@@ -134,7 +193,8 @@ static bool add_batches(Validation *p, Loader *l, const char *label, const Confi
                         ParamStore *store, const atomic_int *stop, char **problem)
 {
     Batch b = { 0 };
-    const long most_batches = c->eval_subset_num_batches, batches = (long)loader_steps(l, 0);
+    const long most_batches = p->logps ? -1 : c->eval_subset_num_batches,
+               batches = (long)loader_steps(l, 0);
     const double all =
         (double)(most_batches >= 0 && most_batches < batches ? most_batches : batches);
     for (long n = 0; n != most_batches; n++) {
@@ -152,14 +212,25 @@ static bool add_batches(Validation *p, Loader *l, const char *label, const Confi
             *problem = agree_problem(wrong);
         if (most[1] > 0 || most[2] > 0 || most[0] == 0)
             return most[1] > 0;
-        add_batch(p, &b, (int)most[0], m, store);
+        add_batch(p, l, &b, (int)most[0], m, store);
     }
     return false;
 }
 
+/* Finds the reference of preference pairs. Returns a message, malloc'ed; NULL: no problem. */
+static char *find_reference(Loader *l, const Config *c)
+{
+    const PreferenceLoss *loss = preference_loss(c->preference.kind);
+    char *folder = reference_folder(c);
+    char *problem = loss->reference && !reference_use(l, c, folder, false)
+                        ? xasprintf("no log-probabilities of the reference model in %s", folder)
+                        : NULL;
+    free(folder);
+    return problem;
+}
+
 EvalResult evaluate(const Config *c, int i, Model *m, ParamStore *store, const atomic_int *stop)
 {
-    const int B = m->text.attn.B, T = m->text.T;
     char *own;
     watchdog_mark("opening validation data", -1);
     Loader *l = open_data(&own, c, &c->eval[i]);
@@ -167,30 +238,43 @@ EvalResult evaluate(const Config *c, int i, Model *m, ParamStore *store, const a
     free(own);
     if (!e.problem)
         e.problem = disagreement(l, e.label);
+    if (!e.problem && c->eval[i].pairs)
+        e.problem = find_reference(l, c);
     if (!e.problem) {
-        Validation p = { B,
-                         T,
-                         xmalloc(sizeof(int) * B * T),
-                         xmalloc(sizeof(int) * B * T),
-                         xmalloc((size_t)B * T),
-                         xcalloc((size_t)B * (size_t)T, sizeof *p.images),
-                         c->data.generate_doc_lengths,
-                         0,
-                         0 };
+        Validation p = validation_open(c, m);
+        p.pairs = c->eval[i].pairs;
         progress_begin("evaluating");
         e.cut = add_batches(&p, l, e.label, c, m, store, stop, &e.problem);
         progress_end();
         double total[2] = { p.loss, comm_group_rank(RANKS_SEQUENCE) == 0 ? p.labels : 0 };
         comm_sum(total, 2);
+        comm_sum(p.sum, NUM_PAIR_SUMS);
+        memcpy(e.pairs, p.sum, sizeof e.pairs);
         if (total[1] > 0)
             e.loss = total[0] / total[1];
         e.labels = (long)total[1];
-        free(p.tokens);
-        free(p.targets);
-        free(p.begins);
-        free(p.images);
+        validation_close(&p);
     }
     if (l)
         loader_close(l);
     return e;
+}
+
+void evaluate_scores(float *logps, Loader *l, const Config *c, Model *m, ParamStore *store)
+{
+    char *problem = NULL;
+    Validation p = validation_open(c, m);
+    p.logps = logps;
+    progress_begin("scoring");
+    add_batches(&p, l, "log-probabilities", c, m, store, NULL, &problem);
+    progress_end();
+    if (problem)
+        die("%s", problem);
+    validation_close(&p);
+}
+
+double evaluate_pair_loss(const double pairs[NUM_PAIR_SUMS], const Preference *p)
+{
+    const double labels = fmax(pairs[PAIR_LABELS], 1);
+    return pairs[PAIR_LOSS] / pairs[PAIR_COUNT] + p->sft_weight * pairs[PAIR_NLL] / labels;
 }

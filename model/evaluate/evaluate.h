@@ -11,6 +11,8 @@ typedef struct {
     const char *label;
     double loss;
     long labels;
+    /* sums over preference pairs of all ranks; PAIR_COUNT 0: the set has none */
+    double pairs[NUM_PAIR_SUMS];
     bool cut;
     char *problem;
 } EvalResult;
@@ -24,3 +26,11 @@ char *evaluate_check(const Config *c);
  * All ranks must call this. If *stop becomes true on any rank meanwhile, the result is `cut` and
  * invalid; stop NULL: the evaluation never stops early. */
 EvalResult evaluate(const Config *c, int i, Model *m, ParamStore *store, const atomic_int *stop);
+
+/* One pass over the loader's data, which are unshuffled. Writes the log-probability of each label of
+ * this rank's sequences to the label's place in `logps`, which has a number for each token of the
+ * data (loader_put_scores). All ranks must call this. */
+void evaluate_scores(float *logps, Loader *l, const Config *c, Model *m, ParamStore *store);
+
+/* The mean loss of pairs, with the part of sft_weight. NAN without pairs. */
+double evaluate_pair_loss(const double pairs[NUM_PAIR_SUMS], const Preference *p);

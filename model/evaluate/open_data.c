@@ -105,6 +105,7 @@ Loader *open_data(char **problem, const Config *c, const EvalSet *set)
         .image_model = tower_folder(c),
         .itemsize = f->itemsize,
         .best_fit = f->packing == PACK_BEST_FIT,
+        .pairs = set ? set->pairs : c->preference.kind != PREFERENCE_NONE,
         .metadata = f->boundaries == BOUNDARIES_METADATA,
         .split = c->data.long_documents == LONG_SPLIT,
         .sequence_length = c->model.max_sequence_length,

@@ -9,6 +9,7 @@
 #include "model/keys/config_keys_images.h"
 #include "model/keys/config_keys_mesh.h"
 #include "model/keys/config_keys_muon.h"
+#include "model/keys/config_keys_preference.h"
 
 // clang-format off
 const ConfigKey config_keys[] = {
@@ -22,6 +23,10 @@ const ConfigKey config_keys[] = {
            "eval.jsonl, if save_folder is given. If the configuration file has no model section, batch sizes and "
            "data.generate_doc_lengths come from the run that wrote the checkpoint. Then recipe, format, activations and fp8 come "
            "from this run, too, unless `recipe` is given. In all other cases the default recipe is bf16"),
+    OTHER ("score", STRING, "null", C(score),
+           "write the log-probability of each label of data.paths, and of evaluators of type preference, to this folder with the model "
+           "of load_path, and stop. Each file has a float32 number for each token, in the order of the shards; 0: the token is no "
+           "label. The names have hashes of model, recipe and data. Give the configuration, with the recipe, of the run that uses them"),
     OTHER ("generate", STRING, "null", C(generate),
            "continue the prompts in this file with the model of load_path, print the continuations and stop. Each line of the file "
            "is a prompt: {\"tokens\": [...]}. No data are needed and no files are written. The default recipe is bf16"),
@@ -314,6 +319,8 @@ const ConfigKey config_keys[] = {
            "tiles. If the value is at least the number of tokens of a micro-batch, there are no tiles. With quant_stats_interval "
            "there are no tiles, either"),
 
+    PREFERENCE_ROWS,
+
     /* ---- saving and loading ---- */
     OTHER ("save_folder", STRING, "null", C(save_folder), "folder of checkpoints and metrics; default: runs/<run_name>"),
     OTHER ("save_overwrite", BOOL, "false", C(save_overwrite),
@@ -351,10 +358,11 @@ const ConfigKey config_keys[] = {
     OPTION("eval_subset_num_batches", LONG, "-1", -1, -1, LONGS, C(eval_subset_num_batches),
            "number of batches of each evaluation set, per rank; -1: all"),
     OTHER ("evaluators[].label", STRING, NULL, E(label), "name of the evaluation set that `paths` defines; each list of `datasets` has its own name"),
-    WORD  ("evaluators[].type", CHOICE, "lm", WORDS({ "lm", EVALUATOR_LM }, { "downstream", EVALUATOR_DOWNSTREAM }),
+    WORD  ("evaluators[].type", CHOICE, "lm", WORDS({ "lm", EVALUATOR_LM }, { "downstream", EVALUATOR_DOWNSTREAM },
+           { "preference", EVALUATOR_PREFERENCE }),
            E(type),
-           "lm: loss on validation shards; downstream: accuracy on multiple-choice questions. A downstream task without `paths` is "
-           "skipped"),
+           "lm: loss on validation shards; downstream: accuracy on multiple-choice questions; preference: loss and rewards of "
+           "held-out pairs, by preference.loss. A downstream task without `paths` is skipped"),
     OTHER ("evaluators[].data.paths", PATHS, "[]", E(files.paths),
            "validation shards; for downstream one file, written by scripts/prepare_eval.py or make_choices.py"),
     OTHER ("evaluators[].data.datasets", DATASETS, "null", E(datasets), "named lists of shards; each list is an evaluation set"),

@@ -72,7 +72,7 @@ typedef enum {
     HYBRID_SHARD_ZERO2
 } ShardingStrategy;
 typedef enum { FSDP_PURE, FSDP_MIXED } FsdpPrecision;
-typedef enum { EVALUATOR_LM, EVALUATOR_DOWNSTREAM } EvaluatorType;
+typedef enum { EVALUATOR_LM, EVALUATOR_DOWNSTREAM, EVALUATOR_PREFERENCE } EvaluatorType;
 
 /* The object that the rows fill: the Config, which must come first, and values that only help to
  * compute the Config. */

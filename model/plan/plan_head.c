@@ -61,6 +61,10 @@ void plan_head(Arena *arena, Model *m, const Config *c)
     m->text.own_doc_start = context_skips(&m->text)
                                 ? arena_alloc(arena, sizeof(int) * ((size_t)m->text.rows + 1))
                                 : NULL;
+    if (c->preference.kind != PREFERENCE_NONE) {
+        m->pairs.settings = c->preference;
+        m->pairs.weight = arena_alloc(arena, sizeof(float) * N);
+    }
     m->losses = arena_alloc(arena, 2 * sizeof(float) * N);
     m->sums = arena_alloc(arena, 2 * sizeof(float));
 }

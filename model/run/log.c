@@ -161,11 +161,36 @@ static void set_mix(json_t *o, const Config *c, const uint32_t *share, long step
     }
 }
 
+/* Adds the means over pairs, with TRL's names. prefix: "" or that of an evaluator. */
+static void set_pairs(json_t *o, const Config *c, const char *prefix, const double *sum)
+{
+    static const struct {
+        const char *name;
+        PairSum sum;
+    } means[] = {
+        { "rewards/chosen", PAIR_CHOSEN_REWARD },  { "rewards/rejected", PAIR_REJECTED_REWARD },
+        { "rewards/accuracies", PAIR_ACCURACY },   { "logps/chosen", PAIR_CHOSEN_LOGPS },
+        { "logps/rejected", PAIR_REJECTED_LOGPS },
+    };
+    char name[512];
+    snprintf(name, sizeof name, "%spreference/loss", prefix);
+    log_set(o, name, evaluate_pair_loss(sum, &c->preference));
+    for (size_t i = 0; i < sizeof means / sizeof means[0]; i++) {
+        snprintf(name, sizeof name, "%s%s", prefix, means[i].name);
+        log_set(o, name, sum[means[i].sum] / sum[PAIR_COUNT]);
+    }
+    snprintf(name, sizeof name, "%srewards/margins", prefix);
+    log_set(o, name, (sum[PAIR_CHOSEN_REWARD] - sum[PAIR_REJECTED_REWARD]) / sum[PAIR_COUNT]);
+}
+
 static void write_step(Log *l, const StepStats *s, double speed)
 {
     json_t *o = json_pack("{s:I}", "step", (json_int_t)s->step);
-    log_set(o, "train/CrossEntropyLoss", s->loss);
-    log_set(o, "train/Perplexity", exp(s->loss));
+    const double cross_entropy = s->pairs ? s->cross_entropy : s->loss;
+    log_set(o, "train/CrossEntropyLoss", cross_entropy);
+    log_set(o, "train/Perplexity", exp(cross_entropy));
+    if (s->pairs)
+        set_pairs(o, l->config, "", s->pairs);
     if (l->config->z_loss > 0)
         log_set(o, "train/ZLoss", s->zloss * l->config->z_loss);
     json_object_set_new(o, "train/labels", json_integer(s->labels));
@@ -261,11 +286,20 @@ void log_eval(Log *l, long step, const EvalResult *r)
     json_t *o = eval_object(l, step);
     log_set(o, loss, r->loss);
     log_set(o, perplexity, exp(r->loss));
+    if (r->pairs[PAIR_COUNT] > 0) {
+        char *prefix = eval_name(r->label, "");
+        set_pairs(o, l->config, prefix, r->pairs);
+        free(prefix);
+    }
     log_object(l, o);
     free(loss);
     free(perplexity);
     printf("eval at step %ld | %s | loss %.4f | perplexity %.4g | %ld labels\n", step, r->label,
            r->loss, exp(r->loss), r->labels);
+    if (r->pairs[PAIR_COUNT] > 0)
+        printf("eval at step %ld | %s | preference loss %.4f | accuracy %.4f | %.0f pairs\n", step,
+               r->label, evaluate_pair_loss(r->pairs, &l->config->preference),
+               r->pairs[PAIR_ACCURACY] / r->pairs[PAIR_COUNT], r->pairs[PAIR_COUNT]);
     fflush(stdout);
 }
 

@@ -22,6 +22,10 @@ typedef struct {
     bool finite;
     bool spike, skipped; /* skipped: no update was made */
     SpikeScores scores;
+    /* sums over the pairs of the global batch; NULL: the loss is cross entropy. Then `loss` is the
+     * loss of pairs, and cross_entropy the mean over the labels of both sides */
+    const double *pairs;
+    double cross_entropy;
     json_t *router; /* values of router_report, which log_step frees; NULL: none */
 } StepStats;
 

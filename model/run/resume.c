@@ -41,6 +41,7 @@ static const char *const compared[] = {
     "average.",
     "spikes",
     "softmax_auxiliary_loss",
+    "preference.",
     "auxiliary_loss_multiplier",
 };
 

@@ -381,15 +381,16 @@ static void plan_and_place(Run *r)
     model_alloc(&r->model, &r->store, c);
 }
 
-/* Does the rest of run_open for eval_only: opens no training data, continues no run, and writes
+/* Does the rest of run_open for eval_only and score: opens no training data, continues no run, and writes
  * only results to the folder. */
 static void open_to_evaluate(Run *r)
 {
     const Config *c = r->config;
     const char *folder = c->load_folder;
     if (!folder)
-        die("eval_only: there is no model; give a checkpoint or a Hugging Face folder: "
-            "--load_path=FOLDER");
+        die("%s: there is no model; give a checkpoint or a Hugging Face folder: "
+            "--load_path=FOLDER",
+            c->score ? "score" : "eval_only");
     if (c->save_folder && comm_rank() == 0)
         save_folder_make(c->save_folder);
     plan_and_place(r);
@@ -410,10 +411,12 @@ void run_open(Run *r, const Config *c)
         loadable_check(NULL, c->load_folder);
     if (c->eval_only)
         r->validation = evaluate_check(c);
+    else if (c->score)
+        r->validation = xstrdup("");
     else
         open_all_data(r);
     run_check_device(c);
-    if (c->eval_only) {
+    if (config_forward_only(c)) {
         open_to_evaluate(r);
         return;
     }

@@ -1,6 +1,7 @@
 /* A training run: everything between the configuration and the first step. */
 #pragma once
 #include "data/loader.h"
+#include "model/block/preference.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/model.h"
 #include "model/run/gpu_health.h"
@@ -26,6 +27,8 @@ typedef struct {
     bool save_is_due; /* a save is due, but a step that was not finite delayed it */
     /* no finite loss followed saved_step, so this save must not be published yet */
     bool unproven;
+    PairCount pairs; /* pairs of the global batch of the last step */
+    double pair_sums[NUM_PAIR_SUMS];
     Batch batch;     /* batch of the last step */
     uint8_t *begins; /* memory of length_warmup.h */
     bool diverged;   /* the last loss is far above the loss of an untrained model */

@@ -11,6 +11,7 @@
 #include "kernels/runtime/transfer.h"
 #include "model/shape/overlay.h"
 #include "model/shape/params.h"
+#include "model/shape/preference.h"
 
 /* Rounds a number of rows or columns of an FP8 operand up to a multiple of 16, which GPUs need. */
 static inline int fp8_padded(int count)
@@ -217,6 +218,44 @@ typedef struct {
     int *host_at; /* (N) host memory */
 } ImageBuffers;
 
+/* Sums over preference pairs (block/preference.c). DIFFERENCE, SQUARE: sum of policy - reference of
+ * both sides, and of its square. */
+typedef enum {
+    PAIR_COUNT,
+    PAIR_LABELS, /* labels of chosen sides */
+    PAIR_LOSS,
+    PAIR_NLL, /* cross entropy of chosen sides */
+    PAIR_CHOSEN_REWARD,
+    PAIR_REJECTED_REWARD,
+    PAIR_ACCURACY,
+    PAIR_CHOSEN_LOGPS,
+    PAIR_REJECTED_LOGPS,
+    PAIR_DIFFERENCE,
+    PAIR_SQUARE,
+    NUM_PAIR_SUMS
+} PairSum;
+
+/* Host memory of preference pairs, (B, T), in the order of the tokens. */
+typedef struct {
+    /* log-probability of each target under the reference model; not read if the loss has none */
+    const float *reference;
+    double sft_scale; /* sft_weight x pairs / chosen labels of the global batch */
+    bool given;       /* the batch has pairs */
+} PairRows;
+
+/* Preference pairs of the current micro-batch. */
+typedef struct {
+    Preference settings;
+    float *weight; /* (N) device memory: factors of the labels' gradients. NULL: no pairs */
+    float *host;   /* (2, N) host memory: losses and weights */
+    /* (B, T) host memory. targets NULL: the micro-batch has no pairs */
+    const int *targets;
+    const uint8_t *begins;
+    const float *reference;
+    double sft_scale;
+    double sum[NUM_PAIR_SUMS]; /* since model_zero_losses */
+} PairBuffers;
+
 /* Device memory in bytes, by purpose. */
 typedef struct {
     /* blocks: saved activations of all blocks. work: buffers that blocks and head share. cache:
@@ -238,6 +277,8 @@ typedef struct Model {
     Offload offload;
     ImageBuffers image;
     ImageRows images; /* images of the next batch: see model_use_images */
+    PairBuffers pairs;
+    PairRows pair_rows; /* pairs of the next batch: see model_use_pairs */
     Outgoing outgoing[NUM_NEIGHBOURS];
 
     /* the head */

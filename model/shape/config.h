@@ -3,6 +3,7 @@
 #pragma once
 #include <math.h>
 
+#include "model/shape/preference.h"
 #include "model/shape/recipe.h"
 #include "kernels/kernels.h"
 
@@ -212,6 +213,7 @@ typedef struct {
      * it */
     char *where;
     bool downstream; /* files.paths is one file of questions (data/requests.h) */
+    bool pairs;      /* preference pairs */
     TokenFiles files;
 } EvalSet;
 
@@ -318,6 +320,7 @@ typedef struct {
     /* without training: shared buffers keep a block's values until its observer has run
      * (buffers.h) */
     bool observed;
+    char *score;    /* a folder for log-probabilities; the run then stops. NULL: none */
     char *generate; /* a file of prompts to continue; the run then stops. NULL: none */
     /* the folder with the features of images in these prompts; NULL: none */
     char *generate_features;
@@ -393,6 +396,7 @@ typedef struct {
     OnSpike spikes;
     /* auxiliary_loss_multiplier if softmax_auxiliary_loss, else 0 */
     double z_loss;
+    Preference preference;
 
     char *save_folder;
     bool save_overwrite;
@@ -471,7 +475,7 @@ static inline bool is_due(long step, long interval)
  * activations. */
 static inline bool config_forward_only(const Config *c)
 {
-    return c->eval_only || c->generate;
+    return c->eval_only || c->generate || c->score;
 }
 
 /* Whether block l has a sliding window. */
