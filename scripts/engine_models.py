@@ -20,6 +20,7 @@ COMMON = {"d_model": 256, "n_layers": 4, "n_heads": 4, "n_kv_heads": 2, "head_di
 WINDOW = {"sliding_window": 32, "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]}
 LLAMA3 = {"rope_type": "llama3", "factor": 8, "original_max_position_embeddings": 32}
 YARN = {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 32, "full_attn_layers_only": True}
+EXPERTS = {"num_experts": 8, "router_aux_loss": "micro_batch", "router_aux_loss_coef": 0.01}
 
 MODELS = {
     "llama": {"architecture": "LlamaForCausalLM", "n_kv_heads": 4},
@@ -37,6 +38,9 @@ MODELS = {
     "olmo3-long": {"architecture": "Olmo3ForCausalLM", "norm_after": True, "attention_layer_norm": True, **WINDOW,
                    "rope_theta": 500000, "rope_scaling": YARN},
     "smollm3": {"architecture": "SmolLM3ForCausalLM", "weight_tying": True, "no_rope_layer_interval": 4},
+    "olmoe": {"architecture": "OlmoeForCausalLM", "attention_layer_norm": True, **EXPERTS, "num_experts_per_tok": 2},
+    "qwen3-moe": {"architecture": "Qwen3MoeForCausalLM", "attention_layer_norm": "head", **EXPERTS, "num_experts_per_tok": 3,
+                  "norm_topk_prob": True},
 }
 
 

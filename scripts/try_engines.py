@@ -425,9 +425,15 @@ def converted(args, folder, *more):
             os.replace(f"{path}.narrow", path)
         yield path
     finally:
-        for name in (path, f"{path}.log"):
+        for name in (path, f"{path}.log", f"{path}.lora"):
             if os.path.exists(name):
                 os.remove(name)
+
+
+def lora_converted(args, base, adapters, path):
+    """The path, after llama.cpp's converter has written the adapters there."""
+    run([sys.executable, f"{args.llama_cpp}/convert_lora_to_gguf.py", "--base", base, "--outfile", path, os.path.realpath(adapters)])
+    return path
 
 
 def with_perplexity(args):
@@ -435,15 +441,14 @@ def with_perplexity(args):
     for name, what, folder, _, adapters in chosen(args):
         def answer():
             with converted(args, os.path.realpath(folder)) as path:
+                lora = ["--lora", lora_converted(args, os.path.realpath(folder), adapters, f"{path}.lora")] if adapters else []
                 for _ in range(5):      # the program can end before its log is written
                     run([tool(args, "perplexity"), "-m", path, "-f", engine_models.DOCUMENTS[1], "-c", str(TEXT), "-b", str(TEXT),
-                         "-t", "2", "--log-file", f"{path}.log"])
+                         "-t", "2", "--log-file", f"{path}.log", *lora])
                     with open(f"{path}.log", encoding="utf-8") as file:
                         if estimate := re.search(r"Final estimate: PPL = ([\d.]+)", file.read()):
                             return float(estimate[1])
                 raise RuntimeError("no final estimate in its log")
-        if adapters:
-            continue
         found, ours = in_child(answer), load(f"{args.root}/{name}.json")["val"]
         if isinstance(found, float):
             off = abs(math.log(found) - ours)
@@ -493,7 +498,7 @@ def with_llama_cpp(args):
 
     def answer(folder, form, adapters):
         if adapters:
-            raise ValueError("adapters are not tried: merge them")
+            raise ValueError("cyllama has no call for adapters: see llama-perplexity")
         with converted(args, folder) as path:
             return read(path)
 

@@ -13,6 +13,7 @@ static inline ModelConfig wide(SmallModel a)
     ModelConfig m = architecture(a);
     m.d_model = 128, m.n_layers = 1, m.n_heads = 4, m.n_kv_heads = 2, m.head_dim = 64,
     m.mlp_width = 256, m.vocab_size = 20;
+    m.experts.count = m.experts.count > 0 ? 2 : 0;
     return m;
 }
 

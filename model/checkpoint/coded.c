@@ -145,33 +145,37 @@ size_t coded_unit(Coded c, size_t cols)
 
 /* ---- config.json ----------------------------------------------------------------------------- */
 
-/* compressed-tensors' list of modules that have no codes. The list consists of regular expressions,
+/* compressed-tensors' list of modules that have no codes. With images it has regular expressions,
  * because programs differ in the prefixes of module names. */
-static json_t *ignored(bool images)
+static json_t *ignored(bool images, json_t *plain)
 {
-    return images ? json_pack("[s,s,s]", "re:.*lm_head", "re:.*vision_tower.*",
-                              "re:.*multi_modal_projector.*")
-                  : json_pack("[s]", "lm_head");
+    json_t *list = images ? json_pack("[s,s,s]", "re:.*lm_head", "re:.*vision_tower.*",
+                                      "re:.*multi_modal_projector.*")
+                          : json_pack("[s]", "lm_head");
+    json_array_extend(list, plain);
+    return list;
 }
 
 /* Other libraries' list of modules that have no codes. A name in the list is the beginning of a
  * module's path; in transformers 5, the path begins at the first level of the class. */
-static json_t *skipped(bool images)
+static json_t *skipped(bool images, json_t *plain)
 {
-    return images
-               ? json_pack("[s,s,s,s,s]", "lm_head", "model.vision_tower",
+    json_t *list =
+        images ? json_pack("[s,s,s,s,s]", "lm_head", "model.vision_tower",
                            "model.multi_modal_projector", "vision_tower", "multi_modal_projector")
                : json_pack("[s]", "lm_head");
+    json_array_extend(list, plain);
+    return list;
 }
 
 /* The settings of compressed-tensors: only keys that every version reads. */
 static json_t *compressed_tensors(const char *format, json_t *weights, json_t *activations,
-                                  bool images)
+                                  bool images, json_t *plain)
 {
     return json_pack("{s:s, s:s, s:s, s:o, s:{s:{s:[s], s:o, s:o}}}", "quant_method",
                      "compressed-tensors", "format", format, "quantization_status", "compressed",
-                     "ignore", ignored(images), "config_groups", "group_0", "targets", "Linear",
-                     "weights", weights, "input_activations", activations);
+                     "ignore", ignored(images, plain), "config_groups", "group_0", "targets",
+                     "Linear", "weights", weights, "input_activations", activations);
 }
 
 static json_t *scheme(int bits, const char *type, bool dynamic, const char *strategy)
@@ -187,48 +191,51 @@ static json_t *with(json_t *scheme, const char *key, json_t *value)
 }
 
 /* Settings of bitsandbytes. Without a list of modules, bitsandbytes skips only the head. */
-static json_t *skipping(json_t *settings, bool images)
+static json_t *skipping(json_t *settings, bool images, json_t *plain)
 {
-    return images ? with(settings, "llm_int8_skip_modules", skipped(images)) : settings;
+    return images || json_array_size(plain) > 0
+               ? with(settings, "llm_int8_skip_modules", skipped(images, plain))
+               : settings;
 }
 
-json_t *coded_config(Coded c, bool images)
+json_t *coded_config(Coded c, bool images, json_t *plain)
 {
     switch (c.kind) {
     case CODED_FP8_ROWS:
         return compressed_tensors("float-quantized", scheme(8, "float", false, "channel"),
-                                  scheme(8, "float", true, "token"), images);
+                                  scheme(8, "float", true, "token"), images, plain);
     case CODED_FP8_TENSOR:
         return compressed_tensors("float-quantized", scheme(8, "float", false, "tensor"),
-                                  scheme(8, "float", true, "token"), images);
+                                  scheme(8, "float", true, "token"), images, plain);
     case CODED_FP8_BLOCKS:
         return compressed_tensors(
             "float-quantized",
             with(scheme(8, "float", false, "block"), "block_structure",
                  json_pack("[i,i]", BLOCK, BLOCK)),
-            with(scheme(8, "float", true, "group"), "group_size", json_integer(BLOCK)), images);
+            with(scheme(8, "float", true, "group"), "group_size", json_integer(BLOCK)), images,
+            plain);
     case CODED_FP8_INVERSE:
         return json_pack("{s:s, s:s, s:s, s:[i,i], s:o}", "quant_method", "fp8", "fmt", "e4m3",
                          "activation_scheme", "dynamic", "weight_block_size", BLOCK, BLOCK,
-                         "modules_to_not_convert", skipped(images));
+                         "modules_to_not_convert", skipped(images, plain));
     case CODED_INT8:
         return compressed_tensors("int-quantized", scheme(8, "int", false, "channel"),
-                                  scheme(8, "int", true, "token"), images);
+                                  scheme(8, "int", true, "token"), images, plain);
     case CODED_INT4:
         return compressed_tensors(
             "pack-quantized",
             with(scheme(4, "int", false, "group"), "group_size", json_integer((json_int_t)c.group)),
-            json_null(), images);
+            json_null(), images, plain);
     case CODED_INT8_LLM:
         return skipping(json_pack("{s:s, s:b, s:f}", "quant_method", "bitsandbytes", "load_in_8bit",
                                   1, "llm_int8_threshold", 6.0),
-                        images);
+                        images, plain);
     case CODED_NF4:
         return skipping(json_pack("{s:s, s:b, s:s, s:b, s:s, s:s}", "quant_method", "bitsandbytes",
                                   "load_in_4bit", 1, "bnb_4bit_quant_type", "nf4",
                                   "bnb_4bit_use_double_quant", 1, "bnb_4bit_compute_dtype",
                                   "bfloat16", "bnb_4bit_quant_storage", "uint8"),
-                        images);
+                        images, plain);
     }
     return NULL;
 }

@@ -1,6 +1,6 @@
 /* Quantized folders for other programs: the matrices of the blocks are stored as codes and scales.
- * Defines the tensors of a matrix, and the quantization_config of config.json. Embedding, head and
- * norms stay in BF16.
+ * Defines the tensors of a matrix, and the quantization_config of config.json. Embedding, head,
+ * norms and routers of experts stay in BF16.
  *
  *   dtype  layout               tensors of a layer N of O outputs and I inputs
  *   fp8    compressed-tensors   N.weight F8_E4M3 (O,I), N.weight_scale BF16 (O,1); with a block of 128: (O/128, I/128)
@@ -68,5 +68,5 @@ int coded_tensors(CodedTensor to[CODED_TENSORS], Coded c, size_t rows, size_t co
 size_t coded_unit(Coded c, size_t cols);
 
 /* quantization_config of config.json. images: the model has images; its vision tower and projector
- * have no codes. */
-json_t *coded_config(Coded c, bool images);
+ * have no codes. plain: names of modules in the blocks that have no codes (borrowed). */
+json_t *coded_config(Coded c, bool images, json_t *plain);

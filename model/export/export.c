@@ -153,10 +153,7 @@ static void list_tensors(Export *x, const ModelConfig *m)
     for (int i = 0; i < count; i++) {
         Entry *e = tensor[i].adapter ? &x->adapter_entry[x->num_adapter_entries++]
                                      : &x->entry[x->num_entries++];
-        const bool in_block = unit_kind(m, tensor[i].unit)->is_layer;
-        *e = (Entry){ .tensor = tensor[i],
-                      .is_coded =
-                          x->is_coded && in_block && !tensor[i].vector && !tensor[i].adapter };
+        *e = (Entry){ .tensor = tensor[i], .is_coded = x->is_coded && tensor[i].operand };
         find(x, e);
         add_names(x, e);
     }
@@ -251,24 +248,38 @@ static void set_type(json_t *config, const char *dtype)
     json_decref(name);
 }
 
+/* The modules of the blocks' matrices that have no codes: the routers of experts. */
+static json_t *plain_modules(const Export *x, const ModelConfig *m)
+{
+    json_t *names = json_array();
+    for (int i = 0; i < x->num_entries; i++) {
+        const HfTensor *t = &x->entry[i].tensor;
+        if (unit_kind(m, t->unit)->is_layer && !t->vector && !t->operand)
+            json_array_append_new(names,
+                                  json_stringn(t->name, strlen(t->name) - strlen(".weight")));
+    }
+    return names;
+}
+
 /* The folder's config.json with the new type, and with the class under which it was read. In a
  * model with images, text_config has this class. */
-static json_t *config(const Export *x, const Architecture *class)
+static json_t *config(const Export *x, const ModelConfig *m)
 {
     char *path = xasprintf("%s/config.json", x->base);
-    json_t *j = json_load_file(path, 0, NULL);
+    json_t *j = json_load_file(path, 0, NULL), *plain = plain_modules(x, m);
     CHECK(j, "%s was read before", path);
     json_t *text = json_object_get(j, "text_config");
     set_type(j, x->dtype);
     json_object_del(j, "quantization_config");
     json_object_del(j, "compression_config");
     if (x->is_coded)
-        json_object_set_new(j, "quantization_config", coded_config(x->coded, text != NULL));
+        json_object_set_new(j, "quantization_config", coded_config(x->coded, text != NULL, plain));
     set_type(text, x->dtype);
     if (!text) {
-        json_object_set_new(j, "architectures", json_pack("[s]", class->class));
-        json_object_set_new(j, "model_type", json_string(class->model_type));
+        json_object_set_new(j, "architectures", json_pack("[s]", m->architecture->class));
+        json_object_set_new(j, "model_type", json_string(m->architecture->model_type));
     }
+    json_decref(plain);
     free(path);
     return j;
 }
@@ -434,7 +445,7 @@ Export export_open(const ExportOptions *o)
             "--calibration out",
             x.folder);
     /* files are opened now: a run may delete this checkpoint, but open files stay readable */
-    x.description = config(&x, m.architecture);
+    x.description = config(&x, &m);
     return x;
 }
 

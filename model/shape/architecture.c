@@ -448,6 +448,7 @@ static HfTensor *add_tensors(HfTensor *list, int *count, const ModelConfig *c,
                 .cols = (size_t)p->cols,
                 .adapter = p->is_adapter,
                 .vector = p->is_vector,
+                .operand = p->is_operand,
                 .joined = k > 0 || p->item > 0,
                 .with_adapter = shape->kind->is_projector && lora_trains_projector(c)
             };

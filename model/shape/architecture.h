@@ -90,7 +90,8 @@ typedef struct {
     /* the tensor is trained with adapters and stored in their file, under the name that
      * hf_adapter_name returns */
     bool with_adapter;
-    bool vector; /* the tensor is one-dimensional: shape (cols), rows = 1 */
+    bool vector;  /* the tensor is one-dimensional: shape (cols), rows = 1 */
+    bool operand; /* Param.is_operand */
     /* the tensor and the previous one in the list are one parameter here: both are trained, or both
      * are frozen */
     bool joined;
