@@ -14,8 +14,8 @@ typedef struct {
     /* (sequences, T): pointer to the features of a token, in a mapped file; NULL: the token shows
      * no image. images NULL: the model reads only text */
     const void **images;
-    /* (sequences, T): score of the target (loader_use_scores); NULL unless spec.pairs */
-    float *scores;
+    /* (sequences, T): spec.value_bytes bytes for each target, its stored value; NULL: none */
+    void *values;
     bool images_f32; /* the features are F32; false: BF16 */
     /* (sequences): the instance's number in its source; UINT32_MAX: the sequence is empty */
     uint32_t *index;
@@ -25,6 +25,6 @@ typedef struct {
     long labels; /* number of this rank's targets >= 0 */
 } Batch;
 
-/* Allocates memory for this number of sequences of T tokens, and for their images and scores. */
-Batch batch_make(int sequences, int T, bool images, bool scores);
+/* Allocates memory for this number of sequences of T tokens, and for their images and values. */
+Batch batch_make(int sequences, int T, bool images, int value_bytes);
 void batch_free(Batch *b);

@@ -115,8 +115,11 @@ Instances instances_open(const DataSpec *spec, int batch)
     }
     s.spec.paths = s.spec.label_mask_paths = s.spec.image_paths = NULL;
     s.first = xcalloc(s.num_shards + 1, sizeof *s.first);
-    for (int f = 0; f < s.num_shards; f++)
+    s.start = xcalloc(s.num_shards, sizeof *s.start);
+    for (int f = 0; f < s.num_shards; f++) {
+        s.start[f] = s.tokens;
         s.tokens += s.shards[f].num_tokens;
+    }
     if (spec->best_fit)
         pack_instances(&s);
     else
@@ -139,6 +142,7 @@ void instances_close(Instances *s)
     features_close(s->features);
     packing_free(&s->packing);
     free(s->first);
+    free(s->start);
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */
@@ -157,12 +161,25 @@ static int find_shard(const Instances *s, uint64_t number)
     return low;
 }
 
-/* Reads n tokens of a file from `offset` on, with targets. Returns the number of labels, or -1 with
- * a message in `error`. */
-static long read_tokens(Row row, const Instances *s, const Shard *shard, uint64_t offset, int n,
-                        char *error, size_t size)
+/* The value of token `offset` of file f, after which those of the next tokens follow; NULL: none. */
+static const char *values_at(const Instances *s, int f, uint64_t offset)
+{
+    const size_t bytes = (size_t)s->spec.value_bytes;
+    if (s->shards[f].values)
+        return s->shards[f].values + offset * bytes;
+    return s->values ? (const char *)s->values + (s->start[f] + offset) * bytes : NULL;
+}
+
+/* Reads n tokens of file f from `offset` on, with targets and values. Returns the number of labels,
+ * or -1 with a message in `error`. */
+static long read_tokens(Row row, const Instances *s, int f, uint64_t offset, int n, char *error,
+                        size_t size)
 {
     const DataSpec *spec = &s->spec;
+    const Shard *shard = &s->shards[f];
+    if (row.values && values_at(s, f, offset))
+        memcpy(row.values, values_at(s, f, offset + 1),
+               (size_t)(n - 1) * (size_t)spec->value_bytes);
     shard_tell(spec, "reading", shard->path);
     int bad = shard_read(row.tokens, shard, offset, n, spec->vocab_size);
     if (bad >= 0) {
@@ -188,7 +205,7 @@ static long read_cut(Row row, const Instances *s, uint64_t i, char *error, size_
 {
     const int T = s->spec.sequence_length, f = find_shard(s, i);
     const uint64_t offset = (i - s->first[f]) * T;
-    const long labels = read_tokens(row, s, &s->shards[f], offset, T, error, size);
+    const long labels = read_tokens(row, s, f, offset, T, error, size);
     if (s->begins)
         documents_mark(row.begins, &s->begins[f], offset, T);
     else if (labels >= 0)
@@ -230,26 +247,31 @@ static long read_packed(Row row, const Instances *s, uint64_t i, char *error, si
     while (next_packed(&d, &s->packing, i)) {
         const int f = find_shard(s, d.start);
         const Row piece = { row.tokens + d.t, row.targets + d.t, row.begins + d.t,
-                            row.images ? row.images + d.t : NULL, NULL };
-        const long found =
-            read_tokens(piece, s, &s->shards[f], d.start - s->first[f], d.n, error, size);
+                            row.images ? row.images + d.t : NULL,
+                            row.values ? row.values + d.t * s->spec.value_bytes : NULL };
+        const long found = read_tokens(piece, s, f, d.start - s->first[f], d.n, error, size);
         if (found < 0)
             return -1;
         memset(piece.begins, 0, d.n);
         piece.begins[0] = 1;
-        if (row.scores && s->scores)
-            memcpy(row.scores + d.t, s->scores + d.start + 1,
-                   (size_t)(d.n - 1) * sizeof *row.scores);
         labels += found;
     }
     row_pad(row, &s->spec, d.t);
     return labels;
 }
 
-void instance_put_scores(float *scores, const Instances *s, uint64_t i, const float *row)
+void instance_put_values(void *values, const Instances *s, uint64_t i, const void *row, int bytes)
 {
+    const size_t each = (size_t)bytes, T = (size_t)s->spec.sequence_length;
+    if (!s->spec.best_fit) {
+        const int f = find_shard(s, i);
+        const uint64_t at = s->start[f] + (i - s->first[f]) * T;
+        memcpy((char *)values + (at + 1) * each, row, (T - 1) * each);
+        return;
+    }
     for (Packed d = { .piece = s->packing.first[i] }; next_packed(&d, &s->packing, i);)
-        memcpy(scores + d.start + 1, row + d.t, (size_t)(d.n - 1) * sizeof *row);
+        memcpy((char *)values + (d.start + 1) * each, (const char *)row + (size_t)d.t * each,
+               (size_t)(d.n - 1) * each);
 }
 
 long instance_read(Row row, const Instances *s, uint64_t i, char *error, size_t size)

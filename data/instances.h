@@ -15,8 +15,9 @@ typedef struct {
     /* (num_shards) boundaries by metadata; NULL: packed, or documents end after an eos */
     Begins *begins;
     ImageFeatures *features; /* NULL: the data have no images */
-    /* score of each token of all files (loader_use_scores); NULL: none */
-    const float *scores;
+    uint64_t *start;         /* (num_shards): number of tokens in all files before this one */
+    /* value of each token of all files (loader_use_values), in a mapped file; NULL: none */
+    const void *values, *mapped;
     uint64_t count;       /* number of instances */
     uint64_t tokens;      /* number of tokens in all files */
     uint64_t fingerprint; /* hash of all inputs on which the tokens of instances depend */
@@ -33,16 +34,16 @@ typedef struct {
     uint8_t *begins;
     /* a pointer for each token, to its features or NULL. images NULL: the model reads only text */
     const void **images;
-    float *scores; /* score of each target; NULL: not needed */
+    char *values; /* spec.value_bytes of each target; NULL: not needed */
 } Row;
 
 /* Reads instance i. Returns its number of labels, or -1 with a message in `error`: an id is beyond
  * the vocabulary, or features are missing or not finite. */
 long instance_read(Row row, const Instances *s, uint64_t i, char *error, size_t size);
 
-/* best_fit: moves the scores of an instance's targets, `row` (T), to the places of these tokens in
- * `scores`, which has a score for each token of all files. */
-void instance_put_scores(float *scores, const Instances *s, uint64_t i, const float *row);
+/* Moves the values of an instance's targets, `row` (T), of `bytes` bytes each, to the places of
+ * these tokens in `values`, which has a value for each token of all files. */
+void instance_put_values(void *values, const Instances *s, uint64_t i, const void *row, int bytes);
 
 /* Fills the row with padding from token t on. The padding is a separate document. */
 void row_pad(Row row, const DataSpec *spec, int t);

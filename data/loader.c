@@ -120,7 +120,8 @@ static Row row_of(const Loader *l, const Batch *b, int i)
 {
     const size_t at = (size_t)i * (size_t)l->spec.sequence_length;
     return (Row){ b->tokens + at, b->targets + at, b->begins + at,
-                  b->images ? b->images + at : NULL, b->scores ? b->scores + at : NULL };
+                  b->images ? b->images + at : NULL,
+                  b->values ? (char *)b->values + at * (size_t)l->spec.value_bytes : NULL };
 }
 
 /* The argument of read_instance when map_read calls it. */
@@ -296,8 +297,8 @@ Loader *loader_open(const DataSpec *spec, int batch, int rank, int world)
     l->spec.mix = NULL;
 
     for (int i = 0; i < ENTRIES; i++) {
-        l->entries[i].batch =
-            batch_make(batch / world, spec->sequence_length, spec->image_rows > 0, spec->pairs);
+        l->entries[i].batch = batch_make(batch / world, spec->sequence_length, spec->image_rows > 0,
+                                         spec->value_bytes);
         l->entries[i].batch.images_f32 = sources_images_f32(&l->sources);
     }
     pthread_mutex_init(&l->mutex, NULL);
@@ -507,20 +508,22 @@ void loader_limit(Loader *l, uint64_t steps)
     l->left = steps;
 }
 
-void loader_use_scores(Loader *l, const float *scores)
+void loader_use_values(Loader *l, const void *mapped, const void *values)
 {
     Instances *instances = &l->sources.source[0].instances;
     stop_thread(l);
-    if (instances->scores)
-        unmap_file(instances->scores);
-    instances->scores = scores;
+    if (instances->values)
+        unmap_file(instances->mapped);
+    instances->mapped = mapped;
+    instances->values = values;
 }
 
-void loader_put_scores(const Loader *l, const Batch *b, int sequence, float *scores,
-                       const float *row)
+void loader_put_values(const Loader *l, const Batch *b, int sequence, void *values, const void *row,
+                       int bytes)
 {
     if (b->index[sequence] != UINT32_MAX)
-        instance_put_scores(scores, &l->sources.source[0].instances, b->index[sequence], row);
+        instance_put_values(values, &l->sources.source[0].instances, b->index[sequence], row,
+                            bytes);
 }
 
 LoaderState loader_state(const Loader *l)
@@ -530,7 +533,7 @@ LoaderState loader_state(const Loader *l)
 
 void loader_close(Loader *l)
 {
-    loader_use_scores(l, NULL);
+    loader_use_values(l, NULL, NULL);
     pthread_mutex_destroy(&l->mutex);
     pthread_cond_destroy(&l->changed);
     for (int i = 0; i < ENTRIES; i++)

@@ -71,16 +71,16 @@ void loader_double(Loader *l, const uint64_t *until, int count);
 /* Says that at most `steps` more steps will be requested: nothing is read or shuffled for later
  * steps. */
 void loader_limit(Loader *l, uint64_t steps);
-/* Scores are numbers of all tokens, in the order of the files (loader_tokens), for example
- * log-probabilities under a reference model. The following two functions need best_fit and no
+/* Stored values belong to all tokens, in the order of the files (loader_tokens), for example
+ * log-probabilities under a reference model. The following two functions need data without a
  * mixture. */
-/* Further batches get these scores (Batch.scores), a file mapped by map.h, which the loader unmaps.
- * NULL: no more scores. */
-void loader_use_scores(Loader *l, const float *scores);
-/* Copies the scores of the targets of a sequence of b, `row` (T), to the places of their tokens in
- * `scores` (loader_tokens). */
-void loader_put_scores(const Loader *l, const Batch *b, int sequence, float *scores,
-                       const float *row);
+/* Further batches get these values (Batch.values), spec.value_bytes for each token. They lie in a
+ * file mapped by map.h, which the loader unmaps. NULL: no more values. */
+void loader_use_values(Loader *l, const void *mapped, const void *values);
+/* Copies the values of the targets of a sequence of b, `row` (T), of `bytes` bytes each, to the
+ * places of their tokens in `values` (loader_tokens). */
+void loader_put_values(const Loader *l, const Batch *b, int sequence, void *values, const void *row,
+                       int bytes);
 
 LoaderState loader_state(const Loader *l); /* position of the step that loader_next returns next */
 void loader_close(Loader *l);

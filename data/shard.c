@@ -280,6 +280,21 @@ static void check_masks(const Shard *shards, const NameList *masks, const DataSp
              masks->names[first], others);
 }
 
+/* The values next to a.npy are in a.SUFFIX. */
+static void open_values(Shard *s, const DataSpec *spec)
+{
+    const char *dot = strrchr(s->path, '.');
+    const int stem = dot && !strchr(dot, '/') ? (int)(dot - s->path) : (int)strlen(s->path);
+    char *path = xasprintf("%.*s.%s", stem, s->path, spec->value_suffix);
+    size_t bytes;
+    s->values = map_file(&bytes, key_of(spec), path);
+    if (bytes != s->num_tokens * (size_t)spec->value_bytes)
+        die("%s: %s has %zu bytes, but %s has %llu tokens, with %d bytes of values each",
+            key_of(spec), path, bytes, s->path, (unsigned long long)s->num_tokens,
+            spec->value_bytes);
+    free(path);
+}
+
 void shard_tell(const DataSpec *spec, const char *verb, const char *path)
 {
     char doing[96];
@@ -310,6 +325,8 @@ Shard *shards_open(int *num, const DataSpec *spec)
         shards[i] = shard_open(names.names[i], spec);
         if (masks.count > 0)
             open_mask(&shards[i], spec, masks.names[i]);
+        if (spec->value_suffix)
+            open_values(&shards[i], spec);
     }
     check_masks(shards, &masks, spec);
     *num = names.count;
@@ -337,6 +354,7 @@ void shards_close(Shard *shards, int num)
     for (int i = 0; i < num; i++) {
         unmap_file(shards[i].map);
         unmap_file(shards[i].mask);
+        unmap_file(shards[i].values);
         unmap_file(shards[i].image_map);
         free(shards[i].images_before);
         free(shards[i].path);

@@ -12,6 +12,7 @@ typedef struct {
     const uint8_t *tokens;
     /* (num_tokens) bool: 0: the token is not a target; NULL: no mask */
     const uint8_t *mask;
+    const char *values; /* (num_tokens, spec.value_bytes), of spec.value_suffix; NULL: none */
     uint64_t num_tokens;
     int itemsize;    /* bytes of a token: 2 or 4 */
     const void *map; /* the whole file */

@@ -58,6 +58,10 @@ typedef struct {
     /* best_fit: documents 2i and 2i + 1 of a file are the sides of a preference pair, which stays in
      * one sequence */
     bool pairs;
+    int value_bytes; /* size of a stored value (loader_use_values); 0: the data have no values */
+    /* the values lie next to each file, with this name instead of its ending; NULL: loader_use_values
+     * gives them */
+    const char *value_suffix;
     /* metadata next to the files gives the documents; false: documents end after an eos */
     bool metadata;
     /* reports progress to the watchdog: the working thread calls beat with the name of its work

@@ -103,6 +103,25 @@ void check_logit_codes(const char *op, Tensor gradient, Tensor logits)
           "%s: the gradient is %s; expected e4m3 or e5m2", op, format_name(gradient.format));
 }
 
+void check_columns(const char *op, Tensor logits, int vocab, int k)
+{
+    check_tensor(op, "logits", logits, logits.rows, logits.cols);
+    check_plain(op, "logits", logits);
+    CHECK(vocab > 0 && vocab <= logits.cols, "%s: a vocabulary of %d in %d columns", op, vocab,
+          logits.cols);
+    CHECK(k > 0 && k <= MOST_SOFT, "%s: %d columns; at most %d", op, k, (int)MOST_SOFT);
+}
+
+void check_distill(const char *op, Tensor gradient, Tensor logits, int k, int vocab)
+{
+    check_columns(op, logits, vocab, k);
+    if (format_is_fp8(gradient.format))
+        check_logit_codes(op, gradient, logits);
+    else
+        CHECK(!gradient.data || gradient.data == logits.data,
+              "%s: the gradient is neither the logits nor FP8 codes", op);
+}
+
 bool check_gemm(const char *op, Tensor out, Tensor a, Tensor b)
 {
     const Format f = a.format, g = b.format;

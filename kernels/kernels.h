@@ -335,6 +335,47 @@ void cross_entropy_codes(Tensor gradient, float amax, Tensor logits, float *loss
                          const int *target, const float *weight, int vocab, float scale,
                          float z_weight);
 
+/* Soft labels of N rows: the probabilities of up to k columns, and of all other columns together. */
+typedef struct {
+    int k;                    /* at most MOST_SOFT */
+    const int *column;        /* (N, k); -1: unused */
+    const float *probability; /* (N, k), above 0 */
+    const float *tail;        /* (N) */
+} SoftLabels;
+enum { MOST_SOFT = 512 };
+
+/* loss of a row: ce * (cross entropy of the target) + kl * temperature^2 * divergence */
+typedef struct {
+    bool reverse;      /* the divergence is KL(model || labels); false: KL(labels || model) */
+    float temperature; /* divides the logits in the divergence */
+    float kl, ce;
+} Distillation;
+
+/* For each row n of logits (N, V), over the first `vocab` columns: loss[n] is the cross entropy of
+ * target[n], and divergence[n] compares softmax(logits / temperature) with the soft labels, as
+ * distributions over the labels' columns and one more outcome, any other column. A tail below
+ * LEAST_TAIL counts as 0; with d.reverse it counts as LEAST_TAIL. Without soft labels (all columns
+ * unused) the divergence is 0; where target[n] < 0 (masked) both results are 0. gradient: absent;
+ * or `logits` themselves, which become scale * d(loss of the row)/d(logits); or FP8 codes as in
+ * cross_entropy_codes, whose scale follows from amax. */
+void distill(Tensor gradient, float amax, Tensor logits, float *loss, float *divergence,
+             const int *target, SoftLabels labels, Distillation d, int vocab, float scale);
+#define LEAST_TAIL 1e-7f
+
+/* The following operations use p = softmax(logits / temperature) over the first `vocab` columns of
+ * each row with target[n] >= 0. */
+/* entropy[n] = -sum p log p; 0 in masked rows */
+void row_entropy(float *entropy, Tensor logits, const int *target, int vocab, float temperature);
+/* Chooses k columns of each row, at most MOST_SOFT, as column (N, k), with their log p as logp (N,
+ * k). Masked rows get columns -1. top_columns takes the k largest logits: first those above the
+ * k-th largest, then the first of those that equal it, both in the order of columns. draw_columns
+ * draws k times from p, with replacement: draw i of row n is the column at which the sum of p passes
+ * a random number in [0, 1) that depends on (seed, n k + i). */
+void top_columns(int *column, float *logp, Tensor logits, const int *target, int vocab,
+                 float temperature, int k);
+void draw_columns(int *column, float *logp, Tensor logits, const int *target, int vocab,
+                  float temperature, int k, uint64_t seed);
+
 /* ---- reductions and the optimizer ------------------------------------------------------------ */
 
 /* Reductions have a fixed order, which gives the same bits in every run. */

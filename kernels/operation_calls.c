@@ -150,6 +150,8 @@ static double symmetric_columns(Tensor y)
         memory((x).plain, (count) * sizeof *(x).plain, READS)
 /* The factors of a loss's rows; NULL: there are none. */
 #define LABEL_WEIGHTS(weight, logits) FLOATS(weight, (weight) ? (logits).rows : 0, 1, READS)
+/* The bytes of k columns of each row, or of their numbers. */
+#define CHOSEN(logits, k) (sizeof(float) * (size_t)(logits).rows * (size_t)(k))
 #define WEIGHTS(r) MEMORY((r).weight, sizeof(float) * assignments_of(r), READS)
 /* The assignment of each row, and the range of rows of each expert. */
 #define ROWS(r) \

@@ -184,6 +184,32 @@ OP(cross_entropy_codes,
    MEMORY(target, (size_t)logits.rows * sizeof *target, READS), LABEL_WEIGHTS(weight, logits),
    OUT(gradient), FLOATS(loss, logits.rows, 1, WRITES), FLOATS(zloss, logits.rows, 1, WRITES))
 
+OP(distill,
+   (Tensor gradient, float amax, Tensor logits, float *loss, float *divergence, const int *target,
+    SoftLabels labels, Distillation d, int vocab, float scale),
+   (gradient, amax, logits, loss, divergence, target, labels, d, vocab, scale), IN(logits),
+   MEMORY(target, (size_t)logits.rows * sizeof *target, READS),
+   MEMORY(labels.column, CHOSEN(logits, labels.k), READS),
+   MEMORY(labels.probability, CHOSEN(logits, labels.k), READS),
+   FLOATS(labels.tail, logits.rows, 1, READS), OUT(gradient), FLOATS(loss, logits.rows, 1, WRITES),
+   FLOATS(divergence, logits.rows, 1, WRITES))
+OP(row_entropy, (float *entropy, Tensor logits, const int *target, int vocab, float temperature),
+   (entropy, logits, target, vocab, temperature), IN(logits),
+   MEMORY(target, (size_t)logits.rows * sizeof *target, READS),
+   FLOATS(entropy, logits.rows, 1, WRITES))
+OP(top_columns,
+   (int *column, float *logp, Tensor logits, const int *target, int vocab, float temperature,
+    int k),
+   (column, logp, logits, target, vocab, temperature, k), IN(logits),
+   MEMORY(target, (size_t)logits.rows * sizeof *target, READS),
+   MEMORY(column, CHOSEN(logits, k), WRITES), MEMORY(logp, CHOSEN(logits, k), WRITES))
+OP(draw_columns,
+   (int *column, float *logp, Tensor logits, const int *target, int vocab, float temperature, int k,
+    uint64_t seed),
+   (column, logp, logits, target, vocab, temperature, k, seed), IN(logits),
+   MEMORY(target, (size_t)logits.rows * sizeof *target, READS),
+   MEMORY(column, CHOSEN(logits, k), WRITES), MEMORY(logp, CHOSEN(logits, k), WRITES))
+
 /* ---- reductions and the optimizer */
 OP(sum_values, (float *out, const float *x, size_t n), (out, x, n), MEMORY(x, n * sizeof *x, READS),
    MEMORY(out, sizeof *out, READS | WRITES))

@@ -55,6 +55,12 @@ HOST_DEVICE static inline uint32_t random_16(uint64_t seed, uint64_t i)
     return random_16_of(random_sequence(seed), i);
 }
 
+/* A number in [0, 1), a multiple of 2^-24. */
+HOST_DEVICE static inline float random_unit(uint64_t seed, uint64_t i)
+{
+    return (float)(random_bits(seed, i) >> 40) * 0x1p-24f;
+}
+
 /* Returns a normal number with |z| <= cutoff (0: no cutoff), by Box-Muller from two 32-bit halves;
  * |z| < 6.77 always. A number above the cutoff is drawn again from another sequence. The cutoff
  * must be >= 0.01, so that 4096 draws suffice. NOTE: the arithmetic is in double, because log and

@@ -149,7 +149,7 @@ static void use_pairs(Validation *p, const Batch *b, int first, Model *m)
     const size_t T = (size_t)p->T, n = b->sequences > first ? (size_t)(b->sequences - first) : 0;
     memset(p->reference, 0, (size_t)p->B * T * sizeof(float));
     if (n > 0)
-        memcpy(p->reference, b->scores + (size_t)first * T,
+        memcpy(p->reference, (const float *)b->values + (size_t)first * T,
                (n < (size_t)p->B ? n : (size_t)p->B) * T * sizeof(float));
     model_use_pairs(m, (PairRows){ p->reference, 0, true });
 }
@@ -161,7 +161,8 @@ static void put_logps(Validation *p, const Batch *b, int first, Loader *l, const
     for (int i = 0; i < p->B * p->T; i++)
         p->losses[i] = -p->losses[i];
     for (int i = 0; i < p->B && first + i < b->sequences; i++)
-        loader_put_scores(l, b, first + i, p->logps, p->losses + (size_t)i * (size_t)p->T);
+        loader_put_values(l, b, first + i, p->logps, p->losses + (size_t)i * (size_t)p->T,
+                          sizeof *p->losses);
 }
 
 static void add_batch(Validation *p, Loader *l, const Batch *b, int sequences, Model *m,

@@ -106,6 +106,8 @@ Loader *open_data(char **problem, const Config *c, const EvalSet *set)
         .itemsize = f->itemsize,
         .best_fit = f->packing == PACK_BEST_FIT,
         .pairs = set ? set->pairs : c->preference.kind != PREFERENCE_NONE,
+        .value_bytes =
+            (set ? set->pairs : c->preference.kind != PREFERENCE_NONE) ? sizeof(float) : 0,
         .metadata = f->boundaries == BOUNDARIES_METADATA,
         .split = c->data.long_documents == LONG_SPLIT,
         .sequence_length = c->model.max_sequence_length,

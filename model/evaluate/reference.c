@@ -122,7 +122,7 @@ bool reference_use(Loader *l, const Config *c, const char *folder, bool exact)
         die("%s has %zu bytes; expected %llu, four for each token of the data: delete it, and make "
             "it again with --score",
             path, bytes, (unsigned long long)(loader_tokens(l) * sizeof *logps));
-    loader_use_scores(l, logps);
+    loader_use_values(l, logps, logps);
     free(path);
     return true;
 }

@@ -94,7 +94,7 @@ PairRows pairs_rows(const Run *r, const Batch *b)
     const Preference *p = &r->config->preference;
     if (p->kind == PREFERENCE_NONE)
         return (PairRows){ 0 };
-    return (PairRows){ b->scores, p->sft_weight * r->pairs.pairs / fmax(r->pairs.labels, 1), true };
+    return (PairRows){ b->values, p->sft_weight * r->pairs.pairs / fmax(r->pairs.labels, 1), true };
 }
 
 /* The loss of equal models: of a pair whose log-probabilities are those of the reference. */
