@@ -9,11 +9,11 @@
 
 static const Tensor NONE = { 0 };
 
-/* An upper bound of a logit's gradient, scale * |(1 + 2 z_weight z) p - [target]|, for |z| <= 1024,
- * where z is the log of the softmax's denominator. */
-static float largest_dlogit(float scale, float z_weight)
+/* An upper bound of a logit's gradient, scale / temperature * |(1 + 2 z_weight z) p - [target]|, for
+ * |z| <= 1024, where z is the log of the softmax's denominator. */
+static float largest_dlogit(float temperature, float scale, float z_weight)
 {
-    return scale * (1 + 2 * z_weight * 1024);
+    return scale / temperature * (1 + 2 * z_weight * 1024);
 }
 
 /* Loss and gradients of a chunk with FP8 operands. The transposed gradient overwrites the logits.
@@ -26,9 +26,10 @@ static void chunk_backward_fp8(Model *m, int n, Tensor logits, Tensor h, Tensor 
     Tensor dlogits = m->dlogits, transposed = dlogits, head_h = m->head_h;
     dlogits.rows = transposed.rows = head_h.rows = fp8_padded(logits.rows);
     dlogits.data_t = transposed.data = NULL;
-    cross_entropy_codes(dlogits, largest_dlogit(scale * largest, z_weight), logits, m->losses + n,
-                        m->losses + m->text.N + n, m->targets + n, label_weight,
-                        m->text.config->vocab_size, scale, z_weight);
+    const float amax = largest_dlogit(m->temperature, scale * largest, z_weight);
+    cross_entropy_codes(dlogits, amax, logits, m->losses + n, m->losses + m->text.N + n,
+                        m->targets + n, label_weight, m->text.config->vocab_size, m->temperature,
+                        scale, z_weight);
     /* not fast: a sum over the vocabulary has too many terms for short accumulators */
     if (needs_dx)
         matmul_dx(tensor_rows(own_rows(&m->text, m->text.work.dh), n, logits.rows),
@@ -53,7 +54,7 @@ static float weigh_labels(Model *m, Tensor weight)
         Tensor logits = tensor_rows(m->logits, 0, rows);
         matmul(logits, tensor_rows(m->final_h, n, rows), weight, NONE);
         cross_entropy(logits, m->losses + n, m->losses + m->text.N + n, m->targets + n, NULL,
-                      m->text.config->vocab_size, 1, 0, false);
+                      m->text.config->vocab_size, m->temperature, 1, 0, false);
     }
     return preference_weigh(m);
 }
@@ -99,7 +100,8 @@ void head_losses(Model *m, ParamStore *store, float scale, float z_weight, bool 
                                needs_dx);
         else {
             cross_entropy(logits, m->losses + n, m->losses + m->text.N + n, m->targets + n,
-                          label_weight, m->text.config->vocab_size, scale, z_weight, backward);
+                          label_weight, m->text.config->vocab_size, m->temperature, scale, z_weight,
+                          backward);
             if (needs_dx)
                 matmul_dx(tensor_rows(own_rows(&m->text, m->text.work.dh), n, rows), logits, weight,
                           false);
