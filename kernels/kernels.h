@@ -369,8 +369,8 @@ void row_entropy(float *entropy, Tensor logits, const int *target, int vocab, fl
 /* Chooses k columns of each row, at most MOST_SOFT, as column (N, k), with their log p as logp (N,
  * k). Masked rows get columns -1. top_columns takes the k largest logits: first those above the
  * k-th largest, then the first of those that equal it, both in the order of columns. draw_columns
- * draws k times from p, with replacement: draw i of row n is the column at which the sum of p passes
- * a random number in [0, 1) that depends on (seed, n k + i). */
+ * draws k times from p, with replacement, in ascending order: each is the column at which the sum of
+ * p passes one of k numbers in [0, 1), random_unit(seed, n k + i). */
 void top_columns(int *column, float *logp, Tensor logits, const int *target, int vocab,
                  float temperature, int k);
 void draw_columns(int *column, float *logp, Tensor logits, const int *target, int vocab,

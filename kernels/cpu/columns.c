@@ -79,7 +79,10 @@ static void draw_from_row(int *column, const float *x, int vocab, double z, int 
             else
                 low = middle + 1;
         }
-        column[i] = low;
+        int at = i; /* in ascending order */
+        for (; at > 0 && column[at - 1] > low; at--)
+            column[at] = column[at - 1];
+        column[at] = low;
     }
 }
 

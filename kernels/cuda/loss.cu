@@ -10,94 +10,11 @@
  * packs are kept, and blocks are small, so that some blocks read while others compute. Rounding:
  * e^x is 2^(x log2 e) by the hardware's ex2, with a relative error of 2^-22, in the sum and in the
  * gradient. Sums are F32 per thread and warp. `base2` is log2(e) / temperature. */
-#include <float.h>
-
-#include "kernels/cuda/tiles.cuh"
+#include "kernels/cuda/loss.cuh"
 
 enum { MAX_THREADS = 1024, LOSS_THREADS = 256, LOSS_BLOCKS = 6, AHEAD = 4 };
 template <typename T>
 constexpr int KEEP = 16 / sizeof(T);
-static constexpr float LOG2E = 1.44269504f;
-
-/* The sum of 2^(base2 x) is total * 2^(base2 max). A Running starts as { -FLT_MAX, 0 }, because -inf minus
- * -inf is NaN. */
-struct Running {
-    float max, total;
-};
-
-/* Adds a pack. left: number of columns of the vocabulary from the pack's first column on. */
-template <typename T>
-__device__ static inline void add_pack(Running &r, const Pack<T> &pack, int left, float base2)
-{
-    float x[8], max = r.max;
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        x[i] = pack[i];
-    if (left < 8)
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            if (i >= left)
-                x[i] = -INFINITY;
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        max = fmaxf(max, x[i]);
-    const float shift = -max * base2;
-    float total = 0;
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        total += exp2_quick(fmaf(x[i], base2, shift));
-    r.total = r.total * exp2_quick(fmaf(r.max, base2, shift)) + total;
-    r.max = max;
-}
-
-/* Returns the sum over the block. shared: 32 floats. */
-__device__ static inline Running block_total(Running r, float base2, float *shared)
-{
-    const float max = block_max(r.max, shared);
-    const float total = r.total * exp2_quick((r.max - max) * base2);
-    return { max, block_sum(total, shared) };
-}
-
-/* A Gradient says where gradients are written; begin returns the block's row. InPlace writes them
- * over the logits. */
-template <bool ALIGNED, typename T>
-struct InPlace {
-    __device__ T *begin(T *logits, int) const
-    {
-        return logits;
-    }
-    __device__ void store(T *to, const float (&g)[8], int left) const
-    {
-        store_pack<ALIGNED>(to, g, left);
-    }
-};
-
-/* Codes writes FP8 codes with the scale of `amax`. Rows of `width` codes are whole packs, even if
- * rows of the logits are not. Codes after the last pack of the logits are 0. */
-struct Codes {
-    uint8_t *codes;
-    float *scale, amax, inverse;
-    DType dtype;
-    int width;
-    template <typename T>
-    __device__ uint8_t *begin(T *, int V)
-    {
-        const float s = fp8_scale(amax, dtype);
-        inverse = 1.0f / s;
-        if (blockIdx.x == 0 && threadIdx.x == 0)
-            *scale = s;
-        uint8_t *row = codes + (size_t)blockIdx.x * width;
-        for (int c = (V + 7) / 8 * 8 + 8 * threadIdx.x; c < width; c += 8 * blockDim.x)
-            *(uint2 *)(row + c) = make_uint2(0, 0);
-        return row;
-    }
-    __device__ void store(uint8_t *to, const float (&g)[8], int left) const
-    {
-        if (left > 0)
-            *(uint2 *)to = encode_pack(g, inverse, dtype);
-    }
-};
-
 /* Stores factor * 2^(base2 (x - max)), minus `scale` in the target's column, and 0 in columns after the
  * vocabulary. Columns are relative to the pack. */
 template <class Gradient, typename To, typename T>
@@ -115,14 +32,6 @@ __device__ static inline void store_gradient(const Gradient &gradient, To *to, c
         for (int i = 0; i < 8; i++)
             g[i] = i >= vocab_left ? 0.0f : i == target ? g[i] - scale : g[i];
     gradient.store(to, g, left);
-}
-
-template <class Gradient, typename To>
-__device__ static inline void store_zeros(const Gradient &gradient, To *row, int V)
-{
-    const float zero[8] = {};
-    for (int c = 8 * threadIdx.x; c < V; c += 8 * blockDim.x)
-        gradient.store(row + c, zero, V - c);
 }
 
 /* Loads the thread's next packs of a row, from column c on, `step` columns apart. */
@@ -255,23 +164,15 @@ void backend_cross_entropy_codes(Tensor gradient, float amax, Tensor logits, flo
     CHECK_DENSE(logits, N, V);
     check_logit_codes(OPERATION, gradient, logits);
     check_vocabulary(OPERATION, vocab, V);
-    if (!is_aligned(gradient, gradient.cols) || gradient.cols % 16)
-        die("%s: rows of %d codes; expected 16-byte aligned rows of a multiple of 16", OPERATION,
-            gradient.cols);
+    check_code_rows(OPERATION, gradient);
     if (N == 0)
         return;
-    const Codes codes = { (uint8_t *)gradient.data,
-                          (float *)gradient.scale,
-                          amax,
-                          0,
-                          gradient.format.dtype,
-                          gradient.cols };
-    const size_t written = (size_t)N * gradient.cols;
     with_bool(is_aligned(logits, V), [&](auto aligned) {
         with_type(logits, [&](auto *p) {
-            launch<decltype(aligned)::value, true>(codes, p, logits, loss, zloss, target, weight,
-                                                   vocab, temperature, scale, z_weight);
+            launch<decltype(aligned)::value, true>(codes_of(gradient, amax), p, logits, loss, zloss,
+                                                   target, weight, vocab, temperature, scale,
+                                                   z_weight);
         });
     });
-    backend_device_zero(codes.codes + written, tensor_numel(gradient) - written);
+    clear_padding(gradient, N);
 }
