@@ -31,6 +31,7 @@
 #include "model/run/export_run.h"
 #include "model/run/generate.h"
 #include "model/run/log.h"
+#include "model/run/loss.h"
 #include "model/predict/memory.h"
 #include "model/evaluate/open_data.h"
 #include "model/run/length_warmup.h"
@@ -131,17 +132,16 @@ static bool next_batch(Run *r, double *labels, bool may_stop, bool *stop, bool *
 }
 
 /* Runs forward and backward on this rank's part of the batch; returns means per label over all
- * ranks. The loss that is minimized is the mean over labels or, with preference pairs, over pairs. */
+ * ranks. loss.h says which loss is minimized. */
 static Losses forward_backward(Run *r, const Batch *b, double labels)
 {
     const Config *c = r->config;
     const uint8_t *begins = length_warmup_begins(r, b);
     fsdp_empty_grads(&r->store);
     model_begin_step(&r->model, schedule_batch(c, r->state.step + 1));
-    const double terms = pairs_count(r) ? fmax(r->pairs.pairs, 1) : labels;
+    const double terms = loss_terms(r, labels);
     watchdog_mark("forward and backward", -1);
-    model_use_images(&r->model, batch_images(b, 0, r->model.text.T));
-    model_use_pairs(&r->model, pairs_rows(r, b));
+    loss_use(r, b);
     model_micro_batches(&r->model, &r->store, b->tokens, b->targets, begins,
                         b->sequences / r->model.text.attn.B, (float)(1 / terms), (float)c->z_loss,
                         PASS_COMPLETE);
@@ -170,8 +170,7 @@ static StepStats train_step(Run *r, double labels)
     watchdog_mark_together("reading the gradient norm", -1);
     double norm = optimizer_grad_norm(&r->store), exposed = trace_step_end();
 
-    const bool pairs = c->preference.kind != PREFERENCE_NONE;
-    const double pair_loss = pairs ? pairs_step(r) : NAN;
+    const double minimized = loss_of_step(r, loss);
     s->step++;
     s->tokens += (long)schedule_batch(c, s->step) * c->model.max_sequence_length;
     s->loader = loader_state(r->loader);
@@ -179,23 +178,23 @@ static StepStats train_step(Run *r, double labels)
     if (labels == 0) /* without labels there is no mean */
         loss = (Losses){ NAN, NAN };
     double *routed = router_sums(&r->model.text);
-    StepStats t = {
-        .step = s->step,
-        .tokens = s->tokens,
-        .share = r->batch.share,
-        .labels = (long)labels,
-        .loss = pairs ? pair_loss : loss.loss,
-        .pairs = pairs ? r->pair_sums : NULL,
-        .cross_entropy = loss.loss,
-        .zloss = loss.zloss,
-        .grad_norm = norm,
-        .exposed_ms = exposed,
-        .clip = max_norm > 0 ? fmin(1, max_norm / (norm + 1e-6)) : 1,
-        .lr = schedule_lr(c, r->length, s->step, s->tokens),
-        .finite = (labels == 0 || isfinite(pairs ? pair_loss : loss.loss)) && isfinite(norm),
-        .scores = { NAN, NAN },
-        .router = router_report(&r->model.text, routed, is_due(s->step, c->console_log_interval))
-    };
+    StepStats t = { .step = s->step,
+                    .tokens = s->tokens,
+                    .share = r->batch.share,
+                    .labels = (long)labels,
+                    .loss = labels > 0 ? minimized : NAN,
+                    .pairs = c->preference.kind != PREFERENCE_NONE ? r->pair_sums : NULL,
+                    .policy = c->policy.kind != POLICY_NONE ? r->policy_sums : NULL,
+                    .cross_entropy = loss.loss,
+                    .zloss = loss.zloss,
+                    .grad_norm = norm,
+                    .exposed_ms = exposed,
+                    .clip = max_norm > 0 ? fmin(1, max_norm / (norm + 1e-6)) : 1,
+                    .lr = schedule_lr(c, r->length, s->step, s->tokens),
+                    .finite = (labels == 0 || isfinite(minimized)) && isfinite(norm),
+                    .scores = { NAN, NAN },
+                    .router = router_report(&r->model.text, routed,
+                                            is_due(s->step, c->console_log_interval)) };
     if (t.finite && labels > 0)
         t.scores = spikes_add(&s->spikes, t.loss, t.grad_norm);
     t.spike = spikes_exceed(t.scores);
@@ -454,7 +453,7 @@ static void train_or_evaluate(const Config *c)
     else if (c->score)
         pairs_score(&r);
     else {
-        pairs_open(&r);
+        loss_open(&r);
         train(&r);
     }
     if (c->eval_only && !c->save_folder)

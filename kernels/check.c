@@ -112,7 +112,7 @@ void check_columns(const char *op, Tensor logits, int vocab, int k)
     CHECK(k > 0 && k <= MOST_SOFT, "%s: %d columns; at most %d", op, k, (int)MOST_SOFT);
 }
 
-void check_distill(const char *op, Tensor gradient, Tensor logits, int k, int vocab)
+void check_soft_labels(const char *op, Tensor gradient, Tensor logits, int k, int vocab)
 {
     check_columns(op, logits, vocab, k);
     if (format_is_fp8(gradient.format))

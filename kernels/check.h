@@ -40,8 +40,8 @@ void check_find_not_finite(Tensor x, bool negative);
 void check_logit_codes(const char *op, Tensor gradient, Tensor logits);
 /* Checks the arguments of operations that choose k columns of each row. */
 void check_columns(const char *op, Tensor logits, int vocab, int k);
-/* Checks the arguments of distill. */
-void check_distill(const char *op, Tensor gradient, Tensor logits, int k, int vocab);
+/* Checks the arguments of the operation distill. */
+void check_soft_labels(const char *op, Tensor gradient, Tensor logits, int k, int vocab);
 
 /* Checks that tensor cores can multiply a and b into `out`. Returns true if a and b are FP8. */
 bool check_gemm(const char *op, Tensor out, Tensor a, Tensor b);

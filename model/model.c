@@ -89,7 +89,8 @@ void model_free(Model *m, ParamStore *store)
     free(m->amax_at);
     stream_free(&m->text);
     free(m->host_sorted);
-    free(m->pairs.host);
+    free(m->weighed.host);
+    free(m->soft.host);
     projector_free(m);
 }
 
@@ -110,14 +111,59 @@ void model_use_images(Model *m, ImageRows images)
     m->images = images;
 }
 
-void model_use_pairs(Model *m, PairRows pairs)
+void model_use_weights(Model *m, WeighedRows rows)
 {
-    m->pair_rows = pairs;
+    m->weighed_rows = rows;
+}
+
+void model_use_soft_labels(Model *m, SoftRows rows)
+{
+    m->soft_rows = rows;
 }
 
 void model_put_sequences(Model *m, const int *tokens)
 {
     model_put_tokens(m, context_part(&m->text, tokens), m->text.N);
+}
+
+/* The place, in the arrays (B, T) of a micro-batch, of token n of this rank's tokens. */
+static size_t place_of(const Stream *s, size_t n)
+{
+    const size_t own = (size_t)s->attn.T, at = (size_t)s->tensor_rank * (size_t)s->N + n;
+    return at / own * (size_t)s->T + (size_t)s->context_rank * own + at % own;
+}
+
+/* Ids beyond the vocabulary, of which a teacher may have more, belong to the tail. */
+static void decode_soft_labels(Model *m, const uint64_t *words)
+{
+    const SoftBuffers *s = &m->soft;
+    const size_t N = (size_t)m->text.N, k = (size_t)s->k;
+    int *column = (int *)s->host;
+    float *probability = s->host + N * k, *tail = probability + N * k;
+    memset(column, -1, sizeof *column * N * k);
+    for (size_t n = 0; n < N; n++, column += k, probability += k) {
+        const uint64_t word = words[place_of(&m->text, n)];
+        const uint8_t *entry = m->soft_rows.entries + SOFT_ENTRY * soft_first(word);
+        tail[n] = word ? soft_tail(word) : 0;
+        for (int i = 0; i < soft_count(word); i++, entry += SOFT_ENTRY) {
+            float p;
+            const uint32_t id = soft_id(entry, &p);
+            if (id < (uint32_t)m->text.config->vocab_size)
+                column[i] = (int)id, probability[i] = p;
+            else
+                tail[n] += p;
+        }
+    }
+}
+
+static void load_soft_labels(Model *m, const uint64_t *words)
+{
+    const SoftBuffers *s = &m->soft;
+    const size_t N = (size_t)m->text.N, k = (size_t)s->k, bytes = sizeof(float) * N * k;
+    decode_soft_labels(m, words);
+    device_put(s->column, s->host, bytes);
+    device_put(s->probability, s->host + N * k, bytes);
+    device_put(s->tail, s->host + 2 * N * k, sizeof *s->tail * N);
 }
 
 /* at: index of the first token in the batch. */
@@ -127,12 +173,16 @@ static void load_batch(Model *m, const int *tokens, const int *targets, const ui
     model_put_sequences(m, tokens);
     if (m->images.row)
         projector_put(m, m->images.row + at);
-    if (m->pair_rows.given) {
-        m->pairs.targets = targets;
-        m->pairs.begins = begins;
-        m->pairs.reference = m->pair_rows.reference ? m->pair_rows.reference + at : NULL;
-        m->pairs.sft_scale = m->pair_rows.sft_scale;
+    if (m->weighed_rows.given) {
+        const size_t each = m->policy.kind == POLICY_NONE ? 1 : POLICY_VALUES;
+        m->weighed.targets = targets;
+        m->weighed.begins = begins;
+        m->weighed.values = m->weighed_rows.values ? m->weighed_rows.values + each * at : NULL;
+        m->weighed.sft_scale = m->weighed_rows.sft_scale;
     }
+    m->soft.given = m->soft_rows.words != NULL;
+    if (m->soft.given && m->has_head)
+        load_soft_labels(m, m->soft_rows.words + at);
     device_put(m->targets, context_part(&m->text, targets), sizeof(int) * (size_t)m->text.N);
     if (m->text.documents) {
         m->text.docs.count = document_starts(m->text.host_doc_start, &m->text.docs.longest, begins,
@@ -186,8 +236,9 @@ void model_micro_batches(Model *m, ParamStore *store, const int *tokens, const i
     m->scales_reused = false;
     m->in_step = pass == PASS_ACCUMULATE;
     m->images = (ImageRows){ 0 };
-    m->pair_rows = (PairRows){ 0 };
-    m->pairs.targets = NULL;
+    m->weighed_rows = (WeighedRows){ 0 };
+    m->weighed.targets = NULL;
+    m->soft_rows = (SoftRows){ 0 };
     free(row);
 }
 
@@ -214,7 +265,8 @@ void model_zero_losses(Model *m)
 {
     const Tensor router = m->text.router.sums;
     device_zero(m->sums, 2 * sizeof *m->sums);
-    memset(m->pairs.sum, 0, sizeof m->pairs.sum);
+    memset(m->pair_sums, 0, sizeof m->pair_sums);
+    memset(m->policy_sums, 0, sizeof m->policy_sums);
     if (router.data)
         device_zero(router.data, tensor_bytes(router));
 }
@@ -233,16 +285,28 @@ Losses model_losses(const Model *m)
     return (Losses){ s[0], s[1] };
 }
 
+/* Copies (N, ...) device memory of `bytes` bytes per token to (B, T, ...). Tokens of other ranks get
+ * bytes `other`. */
+static void get_rows(const Model *m, void *rows, const void *device, size_t bytes, int other)
+{
+    const size_t N = (size_t)m->text.N, own = (size_t)m->text.attn.T;
+    memset(rows, other, bytes * (size_t)m->text.attn.B * (size_t)m->text.T);
+    for (size_t n = 0, count; n < N && m->has_head; n += count) {
+        const size_t left = own - ((size_t)m->text.tensor_rank * N + n) % own;
+        count = left < N - n ? left : N - n;
+        device_get((char *)rows + place_of(&m->text, n) * bytes, (const char *)device + n * bytes,
+                   bytes * count);
+    }
+}
+
 void model_token_losses(const Model *m, float *losses)
 {
-    const size_t T = (size_t)m->text.T, own = (size_t)m->text.attn.T;
-    /* tokens of this context rank */
-    const size_t N = (size_t)m->text.N, first = (size_t)m->text.tensor_rank * N;
-    if (m->text.N < m->text.attn.B * m->text.T || !m->has_head)
-        memset(losses, 0, sizeof *losses * (size_t)m->text.attn.B * T);
-    for (size_t at = first, n; at < first + N && m->has_head; at += n) {
-        n = own - at % own < first + N - at ? own - at % own : first + N - at;
-        device_get(losses + at / own * T + (size_t)m->text.context_rank * own + at % own,
-                   m->losses + at - first, sizeof *losses * n);
-    }
+    get_rows(m, losses, m->losses, sizeof *losses, 0);
+}
+
+void model_chosen_columns(const Model *m, int *columns, float *logps)
+{
+    const size_t bytes = sizeof *logps * (size_t)m->soft.k;
+    get_rows(m, columns, m->soft.column, bytes, -1);
+    get_rows(m, logps, m->soft.probability, bytes, 0);
 }

@@ -39,10 +39,15 @@ void model_micro_batch(Model *m, ParamStore *store, const int *tokens, const int
  * function, a batch is text only. */
 void model_use_images(Model *m, ImageRows images);
 
-/* Says that the next call of model_micro_batches has preference pairs, packed as documents; then
- * `begins` is needed. The memory of `pairs` must stay until that call returns. m->pairs.sum gets the
- * sums over pairs. `scale` is the factor of the sum of the pairs' losses. */
-void model_use_pairs(Model *m, PairRows pairs);
+/* Says that the next call of model_micro_batches has preference pairs, or documents of a policy,
+ * packed as documents; then `begins` is needed. The memory must stay until that call returns.
+ * m->pair_sums or m->policy_sums get sums; `scale` is the factor of the sum of the losses. */
+void model_use_weights(Model *m, WeighedRows rows);
+
+/* Says that the next call of model_micro_batches has soft labels: the loss of a target is that of
+ * m->soft.loss, and the sums of model_losses are cross entropies and divergences. The memory must
+ * stay until that call returns. */
+void model_use_soft_labels(Model *m, SoftRows rows);
 
 /* Copies `count` tokens to the device as the input of pass_forward, as one document. */
 void model_put_tokens(Model *m, const int *tokens, int count);
@@ -61,3 +66,8 @@ Losses model_losses(const Model *m);
 /* Writes the cross entropy of each target of the last micro-batch to `losses` (B, T) on the host; 0
  * where the target is masked or belongs to another rank. Waits for the device. */
 void model_token_losses(const Model *m, float *losses);
+
+/* If the run scores soft labels: writes the columns that were chosen for each target of the last
+ * micro-batch to `columns` (B, T, m->soft.k) on the host, and their log-probabilities. Columns are
+ * -1 where the target is masked or belongs to another rank. */
+void model_chosen_columns(const Model *m, int *columns, float *logps);

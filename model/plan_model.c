@@ -175,9 +175,12 @@ void model_plan(Model *m, ParamStore *store, const Config *c, ShardChoice p)
     m->amax_at = xcalloc((size_t)unit_count(mc) + 1, sizeof *m->amax_at);
     stages_use_set(m, 0);
     m->host_sorted = xmalloc(sizeof *m->host_sorted * m->text.N);
-    m->pairs.host = c->preference.kind == PREFERENCE_NONE
-                        ? NULL
-                        : xmalloc(2 * sizeof *m->pairs.host * (size_t)m->text.N);
+    m->weighed.host =
+        config_weighs_labels(c) ? xmalloc(3 * sizeof *m->weighed.host * (size_t)m->text.N) : NULL;
+    m->soft.host =
+        c->distill.kind == DISTILL_NONE
+            ? NULL
+            : xmalloc(sizeof *m->soft.host * (size_t)m->text.N * (2 * (size_t)c->top_k + 1));
     lifetimes_separate(m->shared);
     plan_all(&(Arena){ 0 }, m, store, c, p);
     lifetimes_record(m, store); /* the sets of live buffers are known only now */

@@ -95,8 +95,9 @@ static void bound_row(const Case *c, int n, const double *x, Result *r)
     const double T = c->d.temperature, zt = log_sum_exp(x, c->vocab, T);
     for (int j = 0; j < c->vocab; j++)
         max = fmax(max, x[j]), min = fmin(min, x[j]);
-    const double e = U24 * (c->vocab + 8 +
-                            (max - min + 2 * (fabs(max) + fabs(min)) + fabs(z) + fabs(zt)) * 4 / fmin(T, 1));
+    const double e =
+        U24 * (c->vocab + 8 +
+               (max - min + 2 * (fabs(max) + fabs(min)) + fabs(z) + fabs(zt)) * 4 / fmin(T, 1));
     for (int i = 0; i < c->k; i++)
         if (c->column[n * c->k + i] >= 0) {
             const double log_q = x[c->column[n * c->k + i]] / T - zt;
@@ -108,14 +109,18 @@ static void bound_row(const Case *c, int n, const double *x, Result *r)
     largest = fmax(largest, fabs(log(fmax(rest, LEAST_TAIL)) - log(fmax(c->tail[n], LEAST_TAIL))));
     r->loss_bound[n] = e + 4 * U24 * (fabs(z) + fabs(x[c->target[n]]));
     /* errors of r of all outcomes, and of S; S and r are at most `largest` + 1 */
-    const double of_r = p * (largest + 2) + of_rest * tail * (largest + 2) + (c->k + 8) * U24 * (largest + 2);
+    const double of_r =
+        p * (largest + 2) + of_rest * tail * (largest + 2) + (c->k + 8) * U24 * (largest + 2);
     r->divergence_bound[n] = of_r;
     for (int j = 0; j < c->vocab; j++) {
-        const double pj = exp(x[j] - z), qj = exp(x[j] / T - zt), ratio = c->tail[n] / fmax(rest, LEAST_TAIL);
+        const double pj = exp(x[j] - z), qj = exp(x[j] / T - zt),
+                     ratio = c->tail[n] / fmax(rest, LEAST_TAIL);
         r->grad_bound[n * c->V + j] =
-            c->scale * (c->d.ce * (2 * p * pj + 4 * U24 * (j == c->target[n])) +
-                        c->d.kl * T * (qj * (2 * of_r + of_rest * (ratio + 1) + 4 * p * (largest + ratio + 2)) +
-                                       8 * U24)) +
+            c->scale *
+                (c->d.ce * (2 * p * pj + 4 * U24 * (j == c->target[n])) +
+                 c->d.kl * T *
+                     (qj * (2 * of_r + of_rest * (ratio + 1) + 4 * p * (largest + ratio + 2)) +
+                      8 * U24)) +
             1e-8 * c->scale; /* the central difference */
     }
 }
@@ -157,8 +162,8 @@ static double *widen(const double *x, int shape)
 
 static void distill_case(int shape, Distillation d, Format input, Format output)
 {
-    Case c = { shapes[shape].N, shapes[shape].V, shapes[shape].V - 3, shapes[shape].k, .d = d,
-               .scale = 0.125 };
+    Case c = { shapes[shape].N, shapes[shape].V, shapes[shape].V - 3,
+               shapes[shape].k, .d = d,          .scale = 0.125 };
     const bool fp8 = format_is_fp8(output);
     char name[128], part_name[160];
     snprintf(name, sizeof name, "distill/%dx%d-%s-%g-%g-%s-%s", c.N, c.V,
@@ -257,7 +262,8 @@ static void columns_case(Format f, int V, int k, float temperature)
                     draw[at] = draw[at - 1];
                 draw[at] = u;
             }
-            assert_true(fabs(found_entropy[n] - (host[n] < 0 ? 0 : H)) <= e * (12 / temperature + log(vocab)));
+            assert_true(fabs(found_entropy[n] - (host[n] < 0 ? 0 : H)) <=
+                        e * (12 / temperature + log(vocab)));
             for (int i = 0; i < k; i++) {
                 const int c = found[n * k + i];
                 if (host[n] < 0) {
@@ -271,12 +277,14 @@ static void columns_case(Format f, int V, int k, float temperature)
             }
         }
         if (!draws) {
-            for (int n = 0; n < N; n += 3) { /* each has a rank below k: columns above it, or equal before it */
+            for (int n = 0; n < N;
+                 n += 3) { /* each has a rank below k: columns above it, or equal before it */
                 for (int i = 0; i < k; i++) {
                     const int c = found[n * k + i];
                     int rank = 0;
                     for (int j = 0; j < vocab; j++)
-                        rank += x[n * V + j] > x[n * V + c] || (x[n * V + j] == x[n * V + c] && j < c);
+                        rank +=
+                            x[n * V + j] > x[n * V + c] || (x[n * V + j] == x[n * V + c] && j < c);
                     assert_true(rank < k);
                     for (int other = 0; other < i; other++)
                         assert_int_not_equal(found[n * k + other], c);
@@ -308,8 +316,7 @@ TEST(test_errors)
     float *x = floats.data;
     const SoftLabels labels = { 1, ids, x, x };
     const Distillation d = { false, 1, 1, 0 };
-    DIES("neither the logits nor FP8",
-         distill(other, 1, logits, x, x + 2, ids, labels, d, 32, 1));
+    DIES("neither the logits nor FP8", distill(other, 1, logits, x, x + 2, ids, labels, d, 32, 1));
     DIES("vocabulary of 33", distill(NONE, 1, logits, x, x + 2, ids, labels, d, 33, 1));
     DIES("513 columns; at most 512", draw_columns(ids, x, logits, ids, 32, 1, 513, 1));
     DIES("the 33 largest of 32 columns", top_columns(ids, x, logits, ids, 32, 1, 33));

@@ -204,8 +204,9 @@ TEST(test_limit)
     const Config c = { .model.vocab_size = 100 };
     Run r = { .config = &c };
     for (int i = 0; i < 3; i++) {
-        divergence_warn(
-            &r, &(StepStats){ .labels = 1, .finite = true, .loss = losses[i].part * log(100) });
+        divergence_warn(&r, &(StepStats){ .labels = 1,
+                                          .finite = true,
+                                          .cross_entropy = losses[i].part * log(100) });
         assert_int_equal(r.diverged, losses[i].diverged);
     }
 }

@@ -126,14 +126,14 @@ static Loss loss_of_pairs(Setup *s, bool backward)
     const int N = s->model.text.N;
     const PairCount n = preference_count(s->targets, s->begins, B, s->model.text.T);
     const double sft = preference.sft_weight * n.pairs / n.labels;
-    const double *sum = s->model.pairs.sum;
+    const double *sum = s->model.pair_sums;
     float l[64], weight[64];
-    model_use_pairs(&s->model, (PairRows){ s->reference, sft, true });
+    model_use_weights(&s->model, (WeighedRows){ s->reference, sft, true });
     model_begin_step(&s->model, B);
     model_micro_batch(&s->model, &s->store, s->tokens, s->targets, s->begins, 1, 0,
                       backward ? PASS_COMPLETE : PASS_FORWARD);
     device_get(l, s->model.losses, sizeof(float) * N);
-    device_get(weight, s->model.pairs.weight, sizeof(float) * N);
+    device_get(weight, s->model.weighed.weight, sizeof(float) * N);
     assert_true(sum[PAIR_COUNT] == 4 && sum[PAIR_LABELS] == n.labels);
     Loss r = { sum[PAIR_LOSS] + sft * sum[PAIR_NLL], 0 };
     for (int i = 0; i < N; i++)

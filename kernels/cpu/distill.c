@@ -93,7 +93,7 @@ void backend_distill(Tensor gradient, float amax, Tensor logits, float *loss, fl
 {
     const int N = logits.rows, V = logits.cols, width = gradient.data ? gradient.cols : V,
               k = labels.k;
-    check_distill(OPERATION, gradient, logits, k, vocab);
+    check_soft_labels(OPERATION, gradient, logits, k, vocab);
     if (format_is_fp8(gradient.format))
         *(float *)gradient.scale = fp8_scale(amax, gradient.format.dtype);
     float *x = cpu_scratch(0, (size_t)width);

@@ -39,9 +39,11 @@ __device__ static inline Outcome outcome(bool reverse, float q, float log_q, flo
 
 /* logits: the chunk; rows of labels and results are those of the block. */
 template <bool ALIGNED, bool BACKWARD, class Gradient, typename T>
-__global__ __launch_bounds__(DISTILL_THREADS) void distill_kernel(
-    Gradient gradient, T *logits, float *loss, float *divergence, const int *targets,
-    SoftLabels labels, Distillation d, int V, int vocab, float scale)
+__global__ __launch_bounds__(DISTILL_THREADS) void distill_kernel(Gradient gradient, T *logits,
+                                                                  float *loss, float *divergence,
+                                                                  const int *targets,
+                                                                  SoftLabels labels, Distillation d,
+                                                                  int V, int vocab, float scale)
 {
     __shared__ float shared[4 * 32];
     T *row = logits + (size_t)blockIdx.x * V;
@@ -63,8 +65,7 @@ __global__ __launch_bounds__(DISTILL_THREADS) void distill_kernel(
     const int column = i < labels.k ? labels.column[at] : -1;
     float sums[4] = {}, q = 0, p = 0, slope = 0; /* sums: value, S, q, number of labels */
     if (column >= 0) {
-        const float x = to_float(row[column]), t = labels.probability[at],
-                    log_q = x * inverse - zt;
+        const float x = to_float(row[column]), t = labels.probability[at], log_q = x * inverse - zt;
         q = expf(log_q), p = expf(x - z);
         const Outcome o = outcome(d.reverse, q, log_q, t);
         slope = d.reverse ? o.slope * q : -t;
@@ -74,7 +75,9 @@ __global__ __launch_bounds__(DISTILL_THREADS) void distill_kernel(
     float other = 0, value = 0;
     if (sums[3] > 0) {
         const float tail = labels.tail[blockIdx.x], rest = fmaxf(1 - sums[2], LEAST_TAIL),
-                    t = tail >= LEAST_TAIL ? tail : d.reverse ? LEAST_TAIL : 0.0f;
+                    t = tail >= LEAST_TAIL ? tail
+                        : d.reverse        ? LEAST_TAIL
+                                           : 0.0f;
         const Outcome o = outcome(d.reverse, rest, logf(rest), t);
         value = sums[0] + o.value;
         slope -= (sums[1] + o.weighted) * q;
@@ -112,9 +115,8 @@ static void launch(Gradient gradient, T *p, Tensor logits, float *loss, float *d
 {
     with_bool(is_aligned(logits, logits.cols), [&](auto aligned) {
         distill_kernel<decltype(aligned)::value, BACKWARD>
-            <<<logits.rows, DISTILL_THREADS, 0, device_stream()>>>(gradient, p, loss, divergence,
-                                                                   target, labels, d, logits.cols,
-                                                                   vocab, scale);
+            <<<logits.rows, DISTILL_THREADS, 0, device_stream()>>>(
+                gradient, p, loss, divergence, target, labels, d, logits.cols, vocab, scale);
     });
     LAUNCH_CHECK();
 }
@@ -122,7 +124,7 @@ static void launch(Gradient gradient, T *p, Tensor logits, float *loss, float *d
 void backend_distill(Tensor gradient, float amax, Tensor logits, float *loss, float *divergence,
                      const int *target, SoftLabels labels, Distillation d, int vocab, float scale)
 {
-    check_distill(OPERATION, gradient, logits, labels.k, vocab);
+    check_soft_labels(OPERATION, gradient, logits, labels.k, vocab);
     const bool fp8 = format_is_fp8(gradient.format) && gradient.data;
     if (fp8)
         check_code_rows(OPERATION, gradient);

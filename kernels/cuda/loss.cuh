@@ -104,7 +104,11 @@ __device__ static inline void store_zeros(const Gradient &gradient, To *row, int
 
 static inline Codes codes_of(Tensor gradient, float amax)
 {
-    return { (uint8_t *)gradient.data, (float *)gradient.scale, amax, 0, gradient.format.dtype,
+    return { (uint8_t *)gradient.data,
+             (float *)gradient.scale,
+             amax,
+             0,
+             gradient.format.dtype,
              gradient.cols };
 }
 

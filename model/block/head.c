@@ -3,17 +3,61 @@
 
 #include "kernels/runtime/trace.h"
 #include "model/block/branch.h"
+#include "model/block/policy.h"
 #include "model/block/preference.h"
 #include "model/parallel/tensor_ranks.h"
 #include "model/shape/units.h"
 
 static const Tensor NONE = { 0 };
 
+/* As below, for soft labels. Its divergence has derivatives of at most 1 or, if reverse, of sums of
+ * q log(q / t): larger values than REVERSE saturate. */
+static float largest_soft_dlogit(Distillation d, float scale)
+{
+    const float REVERSE = 16;
+    return scale * (d.ce + d.kl * d.temperature * (d.reverse ? REVERSE : 1));
+}
+
 /* An upper bound of a logit's gradient, scale / temperature * |(1 + 2 z_weight z) p - [target]|, for
  * |z| <= 1024, where z is the log of the softmax's denominator. */
 static float largest_dlogit(float temperature, float scale, float z_weight)
 {
     return scale / temperature * (1 + 2 * z_weight * 1024);
+}
+
+/* The losses of a chunk, and the gradient of its logits: absent, the logits themselves, or FP8. */
+static void chunk_losses(Model *m, int n, Tensor gradient, Tensor logits, const float *label_weight,
+                         float largest, float scale, float z_weight)
+{
+    const SoftBuffers *s = &m->soft;
+    const int vocab = m->text.config->vocab_size, *targets = m->targets + n;
+    float *losses = m->losses + n, *others = losses + m->text.N;
+    if (s->given) {
+        const size_t at = (size_t)n * (size_t)s->k;
+        const SoftLabels labels = { s->k, s->column + at, s->probability + at, s->tail + n };
+        distill(gradient, largest_soft_dlogit(s->loss, scale), logits, losses, others, targets,
+                labels, s->loss, vocab, scale);
+    } else if (gradient.data && format_is_fp8(gradient.format))
+        cross_entropy_codes(gradient, largest_dlogit(m->temperature, scale * largest, z_weight),
+                            logits, losses, others, targets, label_weight, vocab, m->temperature,
+                            scale, z_weight);
+    else
+        cross_entropy(logits, losses, others, targets, label_weight, vocab, m->temperature, scale,
+                      z_weight, gradient.data != NULL);
+}
+
+/* Scoring: chooses columns of a chunk for soft labels. */
+static void choose_columns(Model *m, int n, Tensor logits)
+{
+    SoftBuffers *s = &m->soft;
+    const size_t at = (size_t)n * (size_t)s->k;
+    const int vocab = m->text.config->vocab_size;
+    if (s->choice == CHOOSE_TOP)
+        top_columns(s->column + at, s->probability + at, logits, m->targets + n, vocab,
+                    s->loss.temperature, s->k);
+    else
+        draw_columns(s->column + at, s->probability + at, logits, m->targets + n, vocab,
+                     s->loss.temperature, s->k, s->seed++);
 }
 
 /* Loss and gradients of a chunk with FP8 operands. The transposed gradient overwrites the logits.
@@ -26,10 +70,7 @@ static void chunk_backward_fp8(Model *m, int n, Tensor logits, Tensor h, Tensor 
     Tensor dlogits = m->dlogits, transposed = dlogits, head_h = m->head_h;
     dlogits.rows = transposed.rows = head_h.rows = fp8_padded(logits.rows);
     dlogits.data_t = transposed.data = NULL;
-    const float amax = largest_dlogit(m->temperature, scale * largest, z_weight);
-    cross_entropy_codes(dlogits, amax, logits, m->losses + n, m->losses + m->text.N + n,
-                        m->targets + n, label_weight, m->text.config->vocab_size, m->temperature,
-                        scale, z_weight);
+    chunk_losses(m, n, dlogits, logits, label_weight, largest, scale, z_weight);
     /* not fast: a sum over the vocabulary has too many terms for short accumulators */
     if (needs_dx)
         matmul_dx(tensor_rows(own_rows(&m->text, m->text.work.dh), n, logits.rows),
@@ -49,20 +90,24 @@ static void chunk_backward_fp8(Model *m, int n, Tensor logits, Tensor h, Tensor 
  * weight. If the logits are a single chunk, they stay valid. */
 static float weigh_labels(Model *m, Tensor weight)
 {
+    const bool policy = m->policy.kind != POLICY_NONE;
     for (int n = 0, chunk = m->logits.rows; n < m->text.N; n += chunk) {
         const int rows = m->text.N - n < chunk ? m->text.N - n : chunk;
         Tensor logits = tensor_rows(m->logits, 0, rows);
         matmul(logits, tensor_rows(m->final_h, n, rows), weight, NONE);
         cross_entropy(logits, m->losses + n, m->losses + m->text.N + n, m->targets + n, NULL,
                       m->text.config->vocab_size, m->temperature, 1, 0, false);
+        if (policy)
+            row_entropy(m->losses + m->text.N + n, logits, m->targets + n,
+                        m->text.config->vocab_size, m->temperature);
     }
-    return preference_weigh(m);
+    return policy ? policy_weigh(m) : preference_weigh(m);
 }
 
 /* Final norm, head and loss, a chunk of tokens at a time, so that the logits (N, V) of all tokens
  * never exist together. With `backward`, the gradient of a chunk overwrites the chunk's logits, and
- * work.dh gets dLoss/d(final_h). The gradient of a preference pair needs the log-probabilities of
- * the whole pair: a first pass over the chunks computes the weight of each label. */
+ * work.dh gets dLoss/d(final_h). The gradients of preference pairs and of a policy need
+ * log-probabilities of labels: a first pass over the chunks computes the weight of each label. */
 void head_losses(Model *m, ParamStore *store, float scale, float z_weight, bool backward)
 {
     const bool tied = m->text.config->weight_tying;
@@ -87,21 +132,22 @@ void head_losses(Model *m, ParamStore *store, float scale, float z_weight, bool 
         quantize_scale(m->head_w, weight);
         quantize_codes(m->head_w, weight);
     }
-    const bool weighs = m->pairs.weight && (backward || m->pairs.targets);
+    const bool weighs = m->weighed.weight && (backward || m->weighed.targets);
     const float largest = weighs ? weigh_labels(m, weight) : 1;
     for (int n = 0; n < m->text.N && (backward || !weighs); n += chunk) {
         int rows = m->text.N - n < chunk ? m->text.N - n : chunk;
-        const float *label_weight = weighs ? m->pairs.weight + n : NULL;
+        const float *label_weight = weighs ? m->weighed.weight + n : NULL;
         Tensor h = tensor_rows(m->final_h, n, rows), logits = tensor_rows(m->logits, 0, rows);
         if (!weighs || m->text.N > chunk)
             matmul(logits, h, weight, NONE);
+        if (m->soft.chooses)
+            choose_columns(m, n, logits);
         if (fp8)
             chunk_backward_fp8(m, n, logits, h, *dweight, label_weight, largest, scale, z_weight,
                                needs_dx);
         else {
-            cross_entropy(logits, m->losses + n, m->losses + m->text.N + n, m->targets + n,
-                          label_weight, m->text.config->vocab_size, m->temperature, scale, z_weight,
-                          backward);
+            chunk_losses(m, n, backward ? logits : NONE, logits, label_weight, largest, scale,
+                         z_weight);
             if (needs_dx)
                 matmul_dx(tensor_rows(own_rows(&m->text, m->text.work.dh), n, rows), logits, weight,
                           false);

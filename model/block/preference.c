@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "kernels/runtime/device.h"
+#include "model/block/weights.h"
 
 static int next_begin(const uint8_t *begins, int t, int T)
 {
@@ -36,23 +37,23 @@ typedef struct {
     double labels, policy, reference;
 } Side;
 
-static Side sum_side(const PairBuffers *p, const float *losses, size_t begin, size_t end)
+static Side sum_side(const Model *m, const float *losses, size_t begin, size_t end)
 {
-    const bool subtracts = preference_loss(p->settings.kind)->reference;
+    const bool subtracts = preference_loss(m->preference.kind)->reference;
     Side s = { 0 };
     for (size_t t = begin; t < end; t++)
-        if (p->targets[t] >= 0) {
+        if (m->weighed.targets[t] >= 0) {
             s.labels++;
             s.policy -= losses[t];
-            s.reference += subtracts ? p->reference[t] : 0;
+            s.reference += subtracts ? m->weighed.values[t] : 0;
         }
     return s;
 }
 
-static void set_weights(const PairBuffers *p, float *weight, size_t begin, size_t end, double value)
+static void set_weights(const Model *m, float *weight, size_t begin, size_t end, double value)
 {
     for (size_t t = begin; t < end; t++)
-        weight[t] = p->targets[t] >= 0 ? (float)value : 0;
+        weight[t] = m->weighed.targets[t] >= 0 ? (float)value : 0;
 }
 
 /* Metrics as in TRL. With a reference, log-probabilities are sums over a side, and rewards are beta
@@ -75,37 +76,33 @@ static void add_metrics(double *sum, const PreferenceLoss *l, double beta, Side 
 }
 
 /* at: index of the sequence's first token in the micro-batch. */
-static void weigh_pair(PairBuffers *p, const float *losses, float *weight, size_t at, PairRange o)
+static void weigh_pair(Model *m, const float *losses, float *weight, size_t at, PairRange o)
 {
-    const PreferenceLoss *l = preference_loss(p->settings.kind);
+    const PreferenceLoss *l = preference_loss(m->preference.kind);
     const size_t begin = at + (size_t)o.begin, middle = at + (size_t)o.middle,
                  end = at + (size_t)o.end;
-    const Side c = sum_side(p, losses, begin, middle), r = sum_side(p, losses, middle, end);
+    const Side c = sum_side(m, losses, begin, middle), r = sum_side(m, losses, middle, end);
     const double of_c = l->means ? fmax(c.labels, 1) : 1, of_r = l->means ? fmax(r.labels, 1) : 1;
     const PairLoss f =
-        l->loss((c.policy - c.reference) / of_c, (r.policy - r.reference) / of_r, &p->settings);
+        l->loss((c.policy - c.reference) / of_c, (r.policy - r.reference) / of_r, &m->preference);
     /* cross entropy is minus the log-probability */
-    set_weights(p, weight, begin, middle, p->sft_scale - f.chosen / of_c);
-    set_weights(p, weight, middle, end, -f.rejected / of_r);
-    p->sum[PAIR_LOSS] += f.value;
-    add_metrics(p->sum, l, p->settings.beta, c, r);
+    set_weights(m, weight, begin, middle, m->weighed.sft_scale - f.chosen / of_c);
+    set_weights(m, weight, middle, end, -f.rejected / of_r);
+    m->pair_sums[PAIR_LOSS] += f.value;
+    add_metrics(m->pair_sums, l, m->preference.beta, c, r);
 }
 
 float preference_weigh(Model *m)
 {
-    PairBuffers *p = &m->pairs;
     const int T = m->text.T;
     const size_t N = (size_t)m->text.N;
-    float *losses = p->host, *weight = p->host + N, largest = 0;
-    if (!p->targets) /* a rehearsal */
+    float *losses = m->weighed.host, *weight = losses + 2 * N;
+    if (!m->weighed.targets) /* a rehearsal */
         return 1;
     device_get(losses, m->losses, N * sizeof *losses);
     memset(weight, 0, N * sizeof *weight);
     for (size_t at = 0; at < N; at += (size_t)T)
-        for (PairRange o = { 0 }; preference_next(&o, p->begins + at, T);)
-            weigh_pair(p, losses, weight, at, o);
-    for (size_t i = 0; i < N; i++)
-        largest = fmaxf(largest, fabsf(weight[i]));
-    device_put(p->weight, weight, N * sizeof *weight);
-    return largest > 0 ? largest : 1;
+        for (PairRange o = { 0 }; preference_next(&o, m->weighed.begins + at, T);)
+            weigh_pair(m, losses, weight, at, o);
+    return weights_put(m);
 }

@@ -19,7 +19,7 @@ typedef struct {
 PairCount preference_count(const int *targets, const uint8_t *begins, int sequences, int T);
 
 /* Call it when m->losses has the cross entropy of each label. Adds the micro-batch's pairs to
- * m->pairs.sum, and writes the weight of each label to m->pairs.weight: the derivative of (number of
+ * m->pair_sums, and writes the weight of each label to m->weighed.weight: the derivative of (number of
  * pairs) x (loss of the step) by the label's cross entropy. Returns the largest absolute weight; 1
  * if all are 0. Waits for the device. */
 float preference_weigh(Model *m);

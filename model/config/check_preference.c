@@ -2,35 +2,32 @@
 
 #include "kernels/runtime/error.h"
 
-/* Dies if a setting does not work together with `key`, whose value is `value`. */
-static void refuse(const Reader *r, const char *key, const char *value, const char *why)
-{
-    die("%s: %s %s %s", reader_where(r, key), key, value, why);
-}
-
 /* The head sees all labels of a pair at once, so ranks must not divide a sequence. */
 static void check_sequences(const Reader *r, const char *loss)
 {
     const Config *c = &r->s->c;
     if (context_ranks(&c->strategy) > 1 || tensor_ranks(&c->strategy) > 1)
-        refuse(r, "preference.loss", loss,
-               "does not support parallelism.context and parallelism.tensor: a rank needs both "
-               "sides of a pair; use parallelism.shard, parallelism.replicate or "
-               "parallelism.pipeline");
+        reader_refuse(
+            r, "preference.loss", loss,
+            "does not support parallelism.context and parallelism.tensor: a rank needs both "
+            "sides of a pair; use parallelism.shard, parallelism.replicate or "
+            "parallelism.pipeline");
     if (c->data.num_mix > 0)
-        refuse(r, "preference.loss", loss,
-               "does not support data.mix; list all pairs in data.paths");
+        reader_refuse(r, "preference.loss", loss,
+                      "does not support data.mix; list all pairs in data.paths");
     if (c->data.files.packing != PACK_BEST_FIT || c->data.files.boundaries != BOUNDARIES_METADATA)
-        refuse(r, "preference.loss", loss,
-               "needs --data.packing=best_fit and --data.document_boundaries=metadata, as in the "
-               "preference.yaml of scripts/make_pair_shards.py");
+        reader_refuse(
+            r, "preference.loss", loss,
+            "needs --data.packing=best_fit and --data.document_boundaries=metadata, as in the "
+            "preference.yaml of scripts/make_pair_shards.py");
     if (c->model.image.feature_size > 0)
-        refuse(r, "preference.loss", loss, "does not support models with images");
+        reader_refuse(r, "preference.loss", loss, "does not support models with images");
     if (c->z_loss > 0)
-        refuse(r, "preference.loss", loss, "has no z-loss; use --softmax_auxiliary_loss=false");
+        reader_refuse(r, "preference.loss", loss,
+                      "has no z-loss; use --softmax_auxiliary_loss=false");
     if (c->length_warmup.steps > 0)
-        refuse(r, "preference.loss", loss,
-               "does not support sequence_length_warmup, which would cut pairs");
+        reader_refuse(r, "preference.loss", loss,
+                      "does not support sequence_length_warmup, which would cut pairs");
 }
 
 static void check_ignored(Reader *r, const PreferenceLoss *l)
@@ -54,26 +51,10 @@ static void complete(Preference *p, const PreferenceLoss *l)
     p->sft_weight = p->sft_weight >= 0 ? p->sft_weight : l->sft_weight;
 }
 
-static void check_score(const Reader *r)
-{
-    const Config *c = &r->s->c;
-    if (!c->score)
-        return;
-    if (c->eval_only || c->generate)
-        refuse(r, "score", c->score, "and eval_only or generate are both given; use one of them");
-    if (c->data.files.num_paths == 0)
-        refuse(r, "score", c->score, "needs data.paths");
-    if (c->data.num_mix > 0 || c->data.files.packing != PACK_BEST_FIT)
-        refuse(r, "score", c->score,
-               "scores documents: it needs --data.packing=best_fit, and data.paths instead of "
-               "data.mix");
-}
-
 void check_preference(Reader *r)
 {
     Config *c = &r->s->c;
     const PreferenceLoss *l = preference_loss(c->preference.kind);
-    check_score(r);
     if (!l) {
         if (reader_given(r, "preference.beta") || reader_given(r, "preference.gamma") ||
             reader_given(r, "preference.sft_weight") || reader_given(r, "preference.reference"))
@@ -84,7 +65,7 @@ void check_preference(Reader *r)
     check_ignored(r, l);
     complete(&c->preference, l);
     if (c->eval_only && l->reference && !c->preference.reference)
-        refuse(r, "preference.loss", l->name,
-               "with eval_only needs the log-probabilities of the reference model: "
-               "--preference.reference=FOLDER, which ./train --score=FOLDER writes");
+        reader_refuse(r, "preference.loss", l->name,
+                      "with eval_only needs the log-probabilities of the reference model: "
+                      "--preference.reference=FOLDER, which ./train --score=FOLDER writes");
 }

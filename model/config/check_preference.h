@@ -1,4 +1,4 @@
-/* Checks of preference pairs and of scoring, after data and ranks. */
+/* Checks of preference pairs, after data and ranks. */
 #pragma once
 #include "model/config/reader.h"
 

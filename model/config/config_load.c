@@ -17,6 +17,8 @@
 #include "model/config/check_data.h"
 #include "model/config/check_experts.h"
 #include "model/config/check_images.h"
+#include "model/config/check_distill.h"
+#include "model/config/check_policy.h"
 #include "model/config/check_preference.h"
 #include "model/config/check_lora.h"
 #include "model/config/check_model.h"
@@ -196,6 +198,8 @@ Config *config_load(int argc, char **argv, int world, char *(*latest)(const char
     check_images_data(&r);
     check_run(&r);
     check_preference(&r);
+    check_distill(&r);
+    check_policy(&r);
     evaluators_read(&r);
     check_model_trainable(&r);
     fclose(r.notes);

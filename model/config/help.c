@@ -68,6 +68,8 @@ static const struct {
     { "scheduler.name", "LR schedule" },
     { "average.last", "Training step" },
     { "preference.loss", "Preference pairs" },
+    { "distill.loss", "Distillation" },
+    { "policy.loss", "Policy gradients" },
     { "save_folder", "Checkpoints" },
     { "eval_interval", "Evaluation" },
     { "fsdp.sharding_strategy", "Parallelism" },

@@ -28,6 +28,11 @@ const char *reader_where(const Reader *r, const char *name)
     return n ? yaml_where(n) : r->file;
 }
 
+void reader_refuse(const Reader *r, const char *key, const char *value, const char *why)
+{
+    die("%s: %s %s %s", reader_where(r, key), key, value, why);
+}
+
 void reader_note(Reader *r, const char *format, ...)
 {
     va_list args;

@@ -18,6 +18,8 @@ typedef struct {
 bool reader_given(const Reader *r, const char *name); /* the key is present and not null */
 /* file:line of the key, or the file if it is not given */
 const char *reader_where(const Reader *r, const char *name);
+/* dies if a setting does not work together with `key`, whose value is `value` */
+_Noreturn void reader_refuse(const Reader *r, const char *key, const char *value, const char *why);
 void reader_note(Reader *r, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Whether the run does not read the data that this key names. A dry run reads the configuration of
  * evaluators, but no data; eval_only reads only the data of evaluators; generate reads none. */

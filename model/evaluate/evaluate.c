@@ -115,8 +115,7 @@ typedef struct {
     bool pairs;
     float *reference;
     double sum[NUM_PAIR_SUMS];
-    /* NULL, or for each token of the data its log-probability; losses: (B, T) */
-    float *logps, *losses;
+    ScoreSink sink; /* put NULL: the data are not scored */
 } Validation;
 
 static Validation validation_open(const Config *c, const Model *m)
@@ -129,7 +128,6 @@ static Validation validation_open(const Config *c, const Model *m)
                          .begins = xmalloc(N),
                          .images = xcalloc(N, sizeof(void *)),
                          .reference = xcalloc(N, sizeof(float)),
-                         .losses = xcalloc(N, sizeof(float)),
                          .divides = c->data.generate_doc_lengths };
 }
 
@@ -140,7 +138,6 @@ static void validation_close(Validation *p)
     free(p->begins);
     free(p->images);
     free(p->reference);
-    free(p->losses);
 }
 
 /* Sets the pairs of the micro-batch of sequences from `first` on, with b's scores as reference. */
@@ -151,18 +148,7 @@ static void use_pairs(Validation *p, const Batch *b, int first, Model *m)
     if (n > 0)
         memcpy(p->reference, (const float *)b->values + (size_t)first * T,
                (n < (size_t)p->B ? n : (size_t)p->B) * T * sizeof(float));
-    model_use_pairs(m, (PairRows){ p->reference, 0, true });
-}
-
-static void put_logps(Validation *p, const Batch *b, int first, Loader *l, const Model *m)
-{
-    watchdog_mark_together("reading log-probabilities", -1);
-    model_token_losses(m, p->losses);
-    for (int i = 0; i < p->B * p->T; i++)
-        p->losses[i] = -p->losses[i];
-    for (int i = 0; i < p->B && first + i < b->sequences; i++)
-        loader_put_values(l, b, first + i, p->logps, p->losses + (size_t)i * (size_t)p->T,
-                          sizeof *p->losses);
+    model_use_weights(m, (WeighedRows){ p->reference, 0, true });
 }
 
 static void add_batch(Validation *p, Loader *l, const Batch *b, int sequences, Model *m,
@@ -178,13 +164,15 @@ static void add_batch(Validation *p, Loader *l, const Batch *b, int sequences, M
             use_pairs(p, b, first, m);
         model_micro_batch(m, store, p->tokens, p->targets, p->divides ? p->begins : NULL, 0, 0,
                           PASS_FORWARD);
-        if (p->logps)
-            put_logps(p, b, first, l, m);
+        if (p->sink.put) {
+            watchdog_mark_together("reading log-probabilities", -1);
+            p->sink.put(p->sink.who, l, b, first, m);
+        }
     }
     watchdog_mark_together("reading the validation losses", -1);
     p->loss += model_losses(m).loss;
     for (int i = 0; i < NUM_PAIR_SUMS; i++)
-        p->sum[i] += m->pairs.sum[i];
+        p->sum[i] += m->pair_sums[i];
     p->labels += b->labels;
 }
 
@@ -194,7 +182,7 @@ static bool add_batches(Validation *p, Loader *l, const char *label, const Confi
                         ParamStore *store, const atomic_int *stop, char **problem)
 {
     Batch b = { 0 };
-    const long most_batches = p->logps ? -1 : c->eval_subset_num_batches,
+    const long most_batches = p->sink.put ? -1 : c->eval_subset_num_batches,
                batches = (long)loader_steps(l, 0);
     const double all =
         (double)(most_batches >= 0 && most_batches < batches ? most_batches : batches);
@@ -261,11 +249,11 @@ EvalResult evaluate(const Config *c, int i, Model *m, ParamStore *store, const a
     return e;
 }
 
-void evaluate_scores(float *logps, Loader *l, const Config *c, Model *m, ParamStore *store)
+void evaluate_scores(ScoreSink sink, Loader *l, const Config *c, Model *m, ParamStore *store)
 {
     char *problem = NULL;
     Validation p = validation_open(c, m);
-    p.logps = logps;
+    p.sink = sink;
     progress_begin("scoring");
     add_batches(&p, l, "log-probabilities", c, m, store, NULL, &problem);
     progress_end();

@@ -27,10 +27,15 @@ char *evaluate_check(const Config *c);
  * invalid; stop NULL: the evaluation never stops early. */
 EvalResult evaluate(const Config *c, int i, Model *m, ParamStore *store, const atomic_int *stop);
 
-/* One pass over the loader's data, which are unshuffled. Writes the log-probability of each label of
- * this rank's sequences to the label's place in `logps`, which has a number for each token of the
- * data (loader_put_scores). All ranks must call this. */
-void evaluate_scores(float *logps, Loader *l, const Config *c, Model *m, ParamStore *store);
+/* Takes what the model computed of a micro-batch: sequences from `first` on of the batch. */
+typedef struct {
+    void (*put)(void *who, const Loader *l, const Batch *b, int first, const Model *m);
+    void *who;
+} ScoreSink;
+
+/* One pass over the loader's data, which are unshuffled, that passes each micro-batch to the sink.
+ * All ranks must call this. */
+void evaluate_scores(ScoreSink sink, Loader *l, const Config *c, Model *m, ParamStore *store);
 
 /* The mean loss of pairs, with the part of sft_weight. NAN without pairs. */
 double evaluate_pair_loss(const double pairs[NUM_PAIR_SUMS], const Preference *p);

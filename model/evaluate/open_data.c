@@ -84,6 +84,16 @@ uint64_t tower_of(const Config *c)
     return fingerprint;
 }
 
+/* The size of a stored value: a log-probability, a word of soft labels, or numbers of a policy. */
+static int value_bytes(const Config *c, const EvalSet *set)
+{
+    if (set ? set->pairs : c->preference.kind != PREFERENCE_NONE)
+        return sizeof(float);
+    if (!set && c->policy.kind != POLICY_NONE)
+        return POLICY_VALUES * sizeof(float);
+    return !set && c->distill.kind != DISTILL_NONE ? sizeof(uint64_t) : 0;
+}
+
 Loader *open_data(char **problem, const Config *c, const EvalSet *set)
 {
     const TokenFiles *f = set ? &set->files : &c->data.files;
@@ -106,8 +116,8 @@ Loader *open_data(char **problem, const Config *c, const EvalSet *set)
         .itemsize = f->itemsize,
         .best_fit = f->packing == PACK_BEST_FIT,
         .pairs = set ? set->pairs : c->preference.kind != PREFERENCE_NONE,
-        .value_bytes =
-            (set ? set->pairs : c->preference.kind != PREFERENCE_NONE) ? sizeof(float) : 0,
+        .value_bytes = value_bytes(c, set),
+        .value_suffix = !set && c->policy.kind != POLICY_NONE ? "policy.f32" : NULL,
         .metadata = f->boundaries == BOUNDARIES_METADATA,
         .split = c->data.long_documents == LONG_SPLIT,
         .sequence_length = c->model.max_sequence_length,

@@ -61,6 +61,11 @@ static uint64_t data_hash(const Loader *l)
     return hash_bytes(loader_fingerprint(l), &content, sizeof content);
 }
 
+ReferenceHashes reference_hashes(const Loader *l, const Config *c)
+{
+    return (ReferenceHashes){ model_hash(c), recipe_hash(c), data_hash(l) };
+}
+
 /* model: 16 hexadecimal digits, or * for any model. */
 static char *file_name(const Loader *l, const Config *c, const char *folder, const char *model)
 {

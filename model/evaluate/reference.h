@@ -6,6 +6,12 @@
 #include "data/loader.h"
 #include "model/shape/config.h"
 
+/* Hashes of the weights of load_path, of the formats of the forward pass, and of the data. */
+typedef struct {
+    uint64_t model, recipe, data;
+} ReferenceHashes;
+ReferenceHashes reference_hashes(const Loader *l, const Config *c);
+
 /* preference.reference, or the folder `reference` in save_folder; with --score its folder.
  * malloc'ed. */
 char *reference_folder(const Config *c);

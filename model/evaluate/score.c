@@ -9,21 +9,24 @@
 #include "model/evaluate/evaluate.h"
 #include "model/evaluate/open_data.h"
 #include "model/evaluate/reference.h"
+#include "model/evaluate/soft_labels.h"
+#include "model/evaluate/sum_over_ranks.h"
 
-/* Sums the arrays of all ranks. Each token has a value on one rank, and 0 on all others. */
-static void sum_over_ranks(float *x, uint64_t count)
+/* Log-probabilities of all tokens, and of a micro-batch. */
+typedef struct {
+    float *logps, *part;
+} Logps;
+
+static void put_logps(void *who, const Loader *l, const Batch *b, int first, const Model *m)
 {
-    enum { PART = 1 << 16 };
-    double *part = xmalloc(PART * sizeof *part);
-    for (uint64_t at = 0; at < count; at += PART) {
-        const int n = count - at < PART ? (int)(count - at) : PART;
-        for (int i = 0; i < n; i++)
-            part[i] = x[at + (uint64_t)i];
-        comm_sum(part, n);
-        for (int i = 0; i < n; i++)
-            x[at + (uint64_t)i] = (float)part[i];
-    }
-    free(part);
+    const Logps *p = who;
+    const int B = m->text.attn.B, T = m->text.T;
+    model_token_losses(m, p->part);
+    for (int i = 0; i < B * T; i++)
+        p->part[i] = 0 - p->part[i];
+    for (int i = 0; i < B && first + i < b->sequences; i++)
+        loader_put_values(l, b, first + i, p->logps, p->part + (size_t)i * (size_t)T,
+                          sizeof *p->part);
 }
 
 static void write_file(const char *path, const float *x, uint64_t count)
@@ -36,23 +39,43 @@ static void write_file(const char *path, const float *x, uint64_t count)
     free(part);
 }
 
+/* Returns the path of the file; malloc'ed. */
+static char *write_logps(const Config *c, Loader *l, Model *m, ParamStore *store,
+                         const char *folder)
+{
+    const uint64_t count = loader_tokens(l);
+    Logps p = { xcalloc(count, sizeof *p.logps),
+                xmalloc(sizeof *p.part * (size_t)m->text.attn.B * (size_t)m->text.T) };
+    char *path = reference_path(l, c, folder);
+    evaluate_scores((ScoreSink){ put_logps, &p }, l, c, m, store);
+    sum_over_ranks((uint32_t *)p.logps, count);
+    if (comm_rank() == 0)
+        write_file(path, p.logps, count);
+    free(p.logps);
+    free(p.part);
+    return path;
+}
+
+static char *write_soft_labels(const Config *c, Loader *l, Model *m, ParamStore *store,
+                               const char *folder)
+{
+    SoftWriter *w = soft_writer_open(l, c, folder);
+    evaluate_scores((ScoreSink){ soft_writer_put, w }, l, c, m, store);
+    return soft_writer_close(w);
+}
+
 void score_write(const Config *c, const EvalSet *set, Model *m, ParamStore *store,
                  const char *folder)
 {
     Loader *l = open_data(NULL, c, set);
-    const uint64_t count = loader_tokens(l);
-    float *logps = xcalloc(count, sizeof *logps);
-    char *path = reference_path(l, c, folder);
-    evaluate_scores(logps, l, c, m, store);
-    sum_over_ranks(logps, count);
+    const bool soft = c->score && c->top_k > 0;
+    char *path = (soft ? write_soft_labels : write_logps)(c, l, m, store, folder);
     if (comm_rank() == 0) {
-        write_file(path, logps, count);
-        printf("log-probabilities of %llu tokens of %s: %s\n", (unsigned long long)count,
-               set->label, path);
+        printf("%s of %llu tokens of %s: %s\n", soft ? "soft labels" : "log-probabilities",
+               (unsigned long long)loader_tokens(l), set->label, path);
         fflush(stdout);
     }
     comm_barrier();
     free(path);
-    free(logps);
     loader_close(l);
 }

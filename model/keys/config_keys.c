@@ -5,10 +5,12 @@
  * The resolved configuration lists sections in this order. */
 #include "model/keys/config_keys.h"
 #include "model/keys/config_keys_rows.h"
+#include "model/keys/config_keys_distill.h"
 #include "model/keys/config_keys_experts.h"
 #include "model/keys/config_keys_images.h"
 #include "model/keys/config_keys_mesh.h"
 #include "model/keys/config_keys_muon.h"
+#include "model/keys/config_keys_policy.h"
 #include "model/keys/config_keys_preference.h"
 
 // clang-format off
@@ -27,6 +29,7 @@ const ConfigKey config_keys[] = {
            "write the log-probability of each label of data.paths, and of evaluators of type preference, to this folder with the model "
            "of load_path, and stop. Each file has a float32 number for each token, in the order of the shards; 0: the token is no "
            "label. The names have hashes of model, recipe and data. Give the configuration, with the recipe, of the run that uses them"),
+    SCORE_SOFT_ROWS,
     OTHER ("generate", STRING, "null", C(generate),
            "continue the prompts in this file with the model of load_path, print the continuations and stop. Each line of the file "
            "is a prompt: {\"tokens\": [...]}. No data are needed and no files are written. The default recipe is bf16"),
@@ -323,6 +326,10 @@ const ConfigKey config_keys[] = {
            "there are no tiles, either"),
 
     PREFERENCE_ROWS,
+
+    DISTILL_ROWS,
+
+    POLICY_ROWS,
 
     /* ---- saving and loading ---- */
     OTHER ("save_folder", STRING, "null", C(save_folder), "folder of checkpoints and metrics; default: runs/<run_name>"),

@@ -43,6 +43,21 @@ static void plan_head_operands(Arena *arena, Model *m)
     m->head_w.data = NULL;
 }
 
+static void plan_soft_labels(Arena *arena, Model *m, const Config *c)
+{
+    SoftBuffers *s = &m->soft;
+    const size_t N = (size_t)m->text.N;
+    s->k = c->top_k;
+    s->chooses = c->score;
+    s->choice = c->choice;
+    s->seed = c->seed;
+    s->loss = (Distillation){ c->distill.kind == DISTILL_REVERSE, (float)c->distill.temperature,
+                              (float)(1 - c->distill.ce_weight), (float)c->distill.ce_weight };
+    s->column = arena_alloc(arena, sizeof *s->column * N * (size_t)s->k);
+    s->probability = arena_alloc(arena, sizeof *s->probability * N * (size_t)s->k);
+    s->tail = arena_alloc(arena, sizeof *s->tail * N);
+}
+
 void plan_head(Arena *arena, Model *m, const Config *c)
 {
     const bool fp8 = format_is_fp8(m->text.recipe.head) && !m->text.forward_only;
@@ -62,10 +77,12 @@ void plan_head(Arena *arena, Model *m, const Config *c)
     m->text.own_doc_start = context_skips(&m->text)
                                 ? arena_alloc(arena, sizeof(int) * ((size_t)m->text.rows + 1))
                                 : NULL;
-    if (c->preference.kind != PREFERENCE_NONE) {
-        m->pairs.settings = c->preference;
-        m->pairs.weight = arena_alloc(arena, sizeof(float) * N);
-    }
+    m->preference = c->preference;
+    m->policy = c->policy;
+    if (config_weighs_labels(c))
+        m->weighed.weight = arena_alloc(arena, sizeof(float) * N);
+    if (c->distill.kind != DISTILL_NONE || (c->score && c->top_k > 0))
+        plan_soft_labels(arena, m, c);
     m->losses = arena_alloc(arena, 2 * sizeof(float) * N);
     m->sums = arena_alloc(arena, 2 * sizeof(float));
 }

@@ -12,7 +12,7 @@
 #include "model/checkpoint/save.h"
 #include "model/evaluate/open_data.h"
 #include "model/run/length_warmup.h"
-#include "model/run/pairs.h"
+#include "model/run/loss.h"
 #include "model/update/update.h"
 
 #define REMEDY \
@@ -24,7 +24,7 @@ void divergence_warn(Run *r, const StepStats *t)
     if (t->labels == 0 && t->finite)
         return;
     const double guess = log(r->config->model.vocab_size);
-    const bool diverged = t->finite && (t->pairs ? t->cross_entropy : t->loss) > 2 * guess;
+    const bool diverged = t->finite && t->cross_entropy > 2 * guess;
     if (t->spike)
         warn("step %ld: a spike: loss %.4f is %+.1f and gradient norm %.3g is %+.1f standard "
              "deviations from the mean of the last %d "
@@ -34,7 +34,7 @@ void divergence_warn(Run *r, const StepStats *t)
     if (diverged && (!r->diverged || run_is_over(r)))
         warn("step %ld: the loss is %.4g; the loss of an untrained model is %.4g: this model has "
              "diverged. %s",
-             t->step, t->pairs ? t->cross_entropy : t->loss, guess, REMEDY);
+             t->step, t->cross_entropy, guess, REMEDY);
     r->diverged = diverged;
 }
 
@@ -65,8 +65,7 @@ static bool gives_finite_step(Run *r)
     watchdog_mark("forward and backward after the last update", -1);
     fsdp_empty_grads(&r->store);
     model_zero_losses(&r->model);
-    model_use_images(&r->model, batch_images(b, 0, r->model.text.T));
-    model_use_pairs(&r->model, pairs_rows(r, b));
+    loss_use(r, b);
     model_micro_batch(&r->model, &r->store, b->tokens, b->targets, length_warmup_begins(r, b),
                       1 / tokens, (float)r->config->z_loss, PASS_COMPLETE);
     watchdog_mark_together("reading the loss and gradient norm after the last update", -1);

@@ -183,14 +183,41 @@ static void set_pairs(json_t *o, const Config *c, const char *prefix, const doub
     log_set(o, name, (sum[PAIR_CHOSEN_REWARD] - sum[PAIR_REJECTED_REWARD]) / sum[PAIR_COUNT]);
 }
 
+/* Adds means over the labels of a policy's documents. */
+static void set_policy(json_t *o, const Config *c, double loss, const double *sum)
+{
+    static const struct {
+        const char *name;
+        PolicySum sum;
+    } means[] = {
+        { "policy/clip_low", POLICY_CLIPPED_LOW },
+        { "policy/clip_high", POLICY_CLIPPED_HIGH },
+        { "policy/ratio", POLICY_RATIO },
+        { "policy/importance_weight", POLICY_IMPORTANCE },
+        { "policy/entropy", POLICY_ENTROPY },
+        { "policy/kl_old", POLICY_KL_OLD },
+        { "policy/kl_reference", POLICY_KL_REFERENCE },
+    };
+    log_set(o, "policy/loss", loss);
+    for (size_t i = 0; i < sizeof means / sizeof means[0]; i++)
+        if (means[i].sum != POLICY_KL_REFERENCE || c->policy.beta > 0)
+            log_set(o, means[i].name, sum[means[i].sum] / sum[POLICY_LABELS]);
+    log_set(o, "policy/ratio_max", sum[POLICY_LARGEST_RATIO]);
+}
+
 static void write_step(Log *l, const StepStats *s, double speed)
 {
     json_t *o = json_pack("{s:I}", "step", (json_int_t)s->step);
-    const double cross_entropy = s->pairs ? s->cross_entropy : s->loss;
-    log_set(o, "train/CrossEntropyLoss", cross_entropy);
-    log_set(o, "train/Perplexity", exp(cross_entropy));
+    log_set(o, "train/CrossEntropyLoss", s->cross_entropy);
+    log_set(o, "train/Perplexity", exp(s->cross_entropy));
     if (s->pairs)
         set_pairs(o, l->config, "", s->pairs);
+    if (s->policy)
+        set_policy(o, l->config, s->loss, s->policy);
+    if (l->config->distill.kind != DISTILL_NONE) {
+        log_set(o, "distill/loss", s->loss);
+        log_set(o, "distill/divergence", s->zloss);
+    }
     if (l->config->z_loss > 0)
         log_set(o, "train/ZLoss", s->zloss * l->config->z_loss);
     json_object_set_new(o, "train/labels", json_integer(s->labels));

@@ -13,8 +13,9 @@ typedef struct {
     /* number of this step's sequences from each source of data.mix, if there is a mixture */
     const uint32_t *share;
     long labels; /* number of targets of the global batch */
-    /* means per label of the global batch, NaN without labels; zloss is not weighted */
-    double loss, zloss;
+    /* loss: what the step minimizes. The others are means per label of the global batch, NaN without
+     * labels; zloss is not weighted. With distill.loss, zloss is the divergence */
+    double loss, cross_entropy, zloss;
     double grad_norm, clip, lr; /* clip: factor of the gradient */
     /* time for which this rank's computation waited for communication */
     double exposed_ms;
@@ -22,11 +23,9 @@ typedef struct {
     bool finite;
     bool spike, skipped; /* skipped: no update was made */
     SpikeScores scores;
-    /* sums over the pairs of the global batch; NULL: the loss is cross entropy. Then `loss` is the
-     * loss of pairs, and cross_entropy the mean over the labels of both sides */
-    const double *pairs;
-    double cross_entropy;
-    json_t *router; /* values of router_report, which log_step frees; NULL: none */
+    const double *pairs;  /* sums over the pairs of the global batch; NULL: no preference.loss */
+    const double *policy; /* sums over its labels; NULL: no policy.loss */
+    json_t *router;       /* values of router_report, which log_step frees; NULL: none */
 } StepStats;
 
 /* speed: tokens per second of a rank; light: speed as a share of the device's peak (0: unknown);

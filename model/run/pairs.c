@@ -39,7 +39,7 @@ void pairs_score(Run *r)
     const EvalSet set = training_set(c);
     write_scores(r, &set, c->score);
     for (int i = 0; i < c->num_eval; i++)
-        if (c->eval[i].pairs)
+        if (c->eval[i].pairs && c->top_k == 0)
             write_scores(r, &c->eval[i], c->score);
 }
 
@@ -89,12 +89,13 @@ bool pairs_count(Run *r)
     return true;
 }
 
-PairRows pairs_rows(const Run *r, const Batch *b)
+WeighedRows pairs_rows(const Run *r, const Batch *b)
 {
     const Preference *p = &r->config->preference;
     if (p->kind == PREFERENCE_NONE)
-        return (PairRows){ 0 };
-    return (PairRows){ b->values, p->sft_weight * r->pairs.pairs / fmax(r->pairs.labels, 1), true };
+        return (WeighedRows){ 0 };
+    return (WeighedRows){ b->values, p->sft_weight * r->pairs.pairs / fmax(r->pairs.labels, 1),
+                          true };
 }
 
 /* The loss of equal models: of a pair whose log-probabilities are those of the reference. */
@@ -118,7 +119,7 @@ static void print_difference(const Run *r)
 double pairs_step(Run *r)
 {
     const Preference *p = &r->config->preference;
-    memcpy(r->pair_sums, r->model.pairs.sum, sizeof r->pair_sums);
+    memcpy(r->pair_sums, r->model.pair_sums, sizeof r->pair_sums);
     comm_sum(r->pair_sums, NUM_PAIR_SUMS);
     if (r->state.step == 0 && comm_rank() == 0 && preference_loss(p->kind)->reference &&
         r->pair_sums[PAIR_COUNT] > 0)

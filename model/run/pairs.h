@@ -14,8 +14,8 @@ void pairs_score(Run *r);
  * preference.loss. */
 bool pairs_count(Run *r);
 
-/* The pairs of the batch, for model_use_pairs; no pairs without a preference.loss. */
-PairRows pairs_rows(const Run *r, const Batch *b);
+/* The pairs of the batch, for model_use_weights; no pairs without a preference.loss. */
+WeighedRows pairs_rows(const Run *r, const Batch *b);
 
 /* Completes the sums over pairs of the step's micro-batches on all ranks, and returns the mean
  * loss. At step 1 prints how far policy and reference differ, which should be equal models. */

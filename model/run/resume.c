@@ -43,6 +43,8 @@ static const char *const compared[] = {
     "softmax_auxiliary_loss",
     "loss_temperature",
     "preference.",
+    "distill.",
+    "policy.",
     "auxiliary_loss_multiplier",
 };
 

@@ -1,6 +1,7 @@
 /* A training run: everything between the configuration and the first step. */
 #pragma once
 #include "data/loader.h"
+#include "model/block/policy.h"
 #include "model/block/preference.h"
 #include "model/checkpoint/checkpoint.h"
 #include "model/model.h"
@@ -29,9 +30,12 @@ typedef struct {
     bool unproven;
     PairCount pairs; /* pairs of the global batch of the last step */
     double pair_sums[NUM_PAIR_SUMS];
-    Batch batch;     /* batch of the last step */
-    uint8_t *begins; /* memory of length_warmup.h */
-    bool diverged;   /* the last loss is far above the loss of an untrained model */
+    PolicyCount policy; /* documents of the global batch of the last step */
+    double policy_sums[NUM_POLICY_SUMS];
+    const uint8_t *soft_entries; /* of distill.targets, in a mapped file */
+    Batch batch;                 /* batch of the last step */
+    uint8_t *begins;             /* memory of length_warmup.h */
+    bool diverged;               /* the last loss is far above the loss of an untrained model */
 } Run;
 
 /* Dies unless the device can multiply in the run's formats. All GPUs can store and convert FP8, but

@@ -11,6 +11,7 @@
 #include "kernels/runtime/transfer.h"
 #include "model/shape/overlay.h"
 #include "model/shape/params.h"
+#include "model/shape/policy.h"
 #include "model/shape/preference.h"
 
 /* Rounds a number of rows or columns of an FP8 operand up to a multiple of 16, which GPUs need. */
@@ -235,26 +236,64 @@ typedef enum {
     NUM_PAIR_SUMS
 } PairSum;
 
-/* Host memory of preference pairs, (B, T), in the order of the tokens. */
-typedef struct {
-    /* log-probability of each target under the reference model; not read if the loss has none */
-    const float *reference;
-    double sft_scale; /* sft_weight x pairs / chosen labels of the global batch */
-    bool given;       /* the batch has pairs */
-} PairRows;
+/* Sums over the labels of a policy's documents; the last is a maximum. */
+typedef enum {
+    POLICY_LABELS,
+    POLICY_LOSS, /* with the weights of the denominator */
+    POLICY_CLIPPED_LOW,
+    POLICY_CLIPPED_HIGH,
+    POLICY_RATIO,
+    POLICY_IMPORTANCE,
+    POLICY_ENTROPY,
+    POLICY_KL_OLD,
+    POLICY_KL_REFERENCE,
+    POLICY_LARGEST_RATIO,
+    NUM_POLICY_SUMS
+} PolicySum;
 
-/* Preference pairs of the current micro-batch. */
+/* Stored values of a batch whose labels have weights: host memory (B, T), in the order of the
+ * tokens. */
 typedef struct {
-    Preference settings;
-    float *weight; /* (N) device memory: factors of the labels' gradients. NULL: no pairs */
-    float *host;   /* (2, N) host memory: losses and weights */
-    /* (B, T) host memory. targets NULL: the micro-batch has no pairs */
+    /* for each target: with a preference.loss the log-probability under the reference model (not
+     * read if the loss has none), with a policy.loss POLICY_VALUES numbers (policy.h) */
+    const float *values;
+    double sft_scale; /* sft_weight x pairs / chosen labels of the global batch */
+    bool given;       /* the batch has pairs, or documents of a policy */
+} WeighedRows;
+
+/* Labels of the current micro-batch whose gradients have weights, which need the log-probabilities
+ * of all labels first. */
+typedef struct {
+    float
+        *weight; /* (N) device memory: factors of the labels' gradients. NULL: the model has none */
+    float *host; /* (3, N) host memory: losses, entropies (of a policy), weights */
+    /* (B, T) host memory, of the whole micro-batch. targets NULL: the labels have no weights */
     const int *targets;
     const uint8_t *begins;
-    const float *reference;
+    const float *values;
     double sft_scale;
-    double sum[NUM_PAIR_SUMS]; /* since model_zero_losses */
-} PairBuffers;
+} WeighedLabels;
+
+/* Soft labels of a batch: a word for each target (B, T), and all entries, both in a mapped file
+ * (distill.h). words NULL: none. */
+typedef struct {
+    const uint64_t *words;
+    const uint8_t *entries;
+} SoftRows;
+
+/* Soft labels of the current micro-batch or, if the run scores, the columns that it chooses. */
+typedef struct {
+    int k; /* columns of a token; 0: no memory */
+    /* device memory: (N, k), (N, k), (N). If the run scores, `probability` has log-probabilities */
+    int *column;
+    float *probability, *tail;
+    float *host; /* (N, 2 k + 1) host memory */
+    Distillation loss;
+    bool given; /* the micro-batch has soft labels */
+    bool chooses;
+    EntryChoice choice;
+    uint64_t seed; /* of the next draws */
+} SoftBuffers;
 
 /* Device memory in bytes, by purpose. */
 typedef struct {
@@ -277,8 +316,14 @@ typedef struct Model {
     Offload offload;
     ImageBuffers image;
     ImageRows images; /* images of the next batch: see model_use_images */
-    PairBuffers pairs;
-    PairRows pair_rows; /* pairs of the next batch: see model_use_pairs */
+    WeighedLabels weighed;
+    WeighedRows weighed_rows; /* of the next batch: see model_use_weights */
+    Preference preference;
+    double pair_sums[NUM_PAIR_SUMS]; /* since model_zero_losses */
+    Policy policy;
+    double policy_sums[NUM_POLICY_SUMS];
+    SoftBuffers soft;
+    SoftRows soft_rows; /* soft labels of the next batch: see model_use_soft_labels */
     Outgoing outgoing[NUM_NEIGHBOURS];
 
     /* the head */
@@ -298,8 +343,8 @@ typedef struct Model {
     int *targets;         /* (N) device memory */
     TokenAt *sorted;      /* (N) the tokens in the order that the embedding's backward needs */
     TokenAt *host_sorted; /* (N) host memory */
-    float *losses;        /* (2, N) cross entropy and z-loss per token */
-    float *sums;          /* [2] sums of cross entropy and z-loss since model_zero_losses */
+    float *losses;        /* (2, N) cross entropy, and z-loss or divergence, per token */
+    float *sums;          /* [2] their sums since model_zero_losses */
 
     /* an earlier micro-batch of this step has set scale_amax of the operands */
     bool in_step;

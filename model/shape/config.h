@@ -3,6 +3,8 @@
 #pragma once
 #include <math.h>
 
+#include "model/shape/distill.h"
+#include "model/shape/policy.h"
 #include "model/shape/preference.h"
 #include "model/shape/recipe.h"
 #include "kernels/kernels.h"
@@ -397,6 +399,10 @@ typedef struct {
     /* auxiliary_loss_multiplier if softmax_auxiliary_loss, else 0 */
     double z_loss;
     Preference preference;
+    Distill distill;
+    Policy policy;
+    int top_k; /* entries of a token's soft labels; 0: --score writes no soft labels */
+    EntryChoice choice;
 
     char *save_folder;
     bool save_overwrite;
@@ -477,6 +483,12 @@ static inline bool is_due(long step, long interval)
 static inline bool config_forward_only(const Config *c)
 {
     return c->eval_only || c->generate || c->score;
+}
+
+/* Whether the gradients of labels have weights (WeighedLabels). */
+static inline bool config_weighs_labels(const Config *c)
+{
+    return c->preference.kind != PREFERENCE_NONE || c->policy.kind != POLICY_NONE;
 }
 
 /* Whether block l has a sliding window. */
