@@ -1,5 +1,5 @@
 /* Gradients of the whole model in f32 against finite differences: every parameter tensor of every
- * architecture, adapters, and every loss of preference pairs.
+ * architecture, adapters, every loss of preference pairs, soft labels, and a policy.
  *
  * With L(w) the summed loss and r a direction of length 1, D(h) = (L(w + h r) - L(w - h r)) / 2h
  * has an error of c h^2 + e/h, or c h where clamped values cross their limit. So the last two steps
@@ -20,7 +20,7 @@
 #include "tests/models.h"
 #include "tests/router_loss.h"
 
-enum { B = 2, DIRECTIONS = 3 };
+enum { B = 2, DIRECTIONS = 3, SOFT = 5 };
 /* If other experts compute a token, the loss jumps. So the logits of chosen and other experts
  * differ by at least this much, which steps below 0.01 cannot change. */
 static const float CLEAR = 0.04f;
@@ -33,6 +33,9 @@ typedef struct {
     int tokens[64], targets[64];
     uint8_t begins[64];
     float reference[64]; /* log-probabilities of the targets of pairs */
+    float values[64 * POLICY_VALUES];
+    uint64_t words[64]; /* soft labels */
+    uint8_t entries[64 * SOFT_ENTRY * SOFT];
     TestImages images;
 } Setup;
 
@@ -69,6 +72,35 @@ static void fill_pairs(Setup *s)
     }
 }
 
+/* Documents as pairs have. Log-probabilities are about -log(vocabulary), so ratios are about 1. */
+static void fill_policy(Setup *s)
+{
+    const float usual = (float)-log(s->config.model.vocab_size);
+    fill_pairs(s);
+    for (int n = 0; n < s->model.text.N; n++) {
+        float *v = s->values + POLICY_VALUES * n;
+        v[POLICY_ADVANTAGE] = test_uniform(5, (uint64_t)n);
+        v[POLICY_OLD] = usual + 0.5f * test_uniform(6, (uint64_t)n);
+        v[POLICY_GENERATOR] =
+            n % 5 == 0 ? NAN : v[POLICY_OLD] + 0.5f * test_uniform(7, (uint64_t)n);
+        v[POLICY_REFERENCE] = usual + test_uniform(8, (uint64_t)n);
+    }
+}
+
+/* Some tokens have no soft labels, some fewer than others, with different tails. */
+static void fill_soft(Setup *s)
+{
+    const int vocab = s->config.model.vocab_size;
+    for (int n = 0; n < s->model.text.N; n++) {
+        const int count = n % 4 ? SOFT - n % 3 : 0;
+        const double tail = 0.25 + 0.125 * (n % 2);
+        s->words[n] = count ? soft_word((uint64_t)(n * SOFT), count, tail) : 0;
+        for (int i = 0; i < count; i++)
+            soft_put(s->entries + SOFT_ENTRY * (n * SOFT + i), (uint32_t)((3 * n + i) % vocab),
+                     (1 - tail) * (1 + i) / (count * (count + 1) / 2));
+    }
+}
+
 /* Norm weights start as ones. Other values test whether the weights are used. test_fill_adapters
  * does the same for biases. */
 static void perturb_norms(Setup *s)
@@ -96,6 +128,8 @@ static int tile;
 /* The loss of pairs, and tokens of a chunk of logits; PREFERENCE_NONE: cross entropy. */
 static Preference preference;
 static int loss_chunk;
+static Policy policy;
+static Distill distillation;
 
 /* trainable: patterns; NULL: everything is trained */
 static void open_model(Setup *s, const ModelConfig *m, char **trainable, bool documents)
@@ -107,11 +141,17 @@ static void open_model(Setup *s, const ModelConfig *m, char **trainable, bool do
     s->config.num_trainable = trainable != NULL;
     s->config.data.generate_doc_lengths = documents;
     s->config.preference = preference;
+    s->config.policy = policy;
+    s->config.distill = distillation;
+    s->config.top_k = SOFT;
     s->config.loss_chunk = loss_chunk;
     model_create(&s->model, &s->store, &s->config);
     fill_batch(s);
     if (preference.kind != PREFERENCE_NONE)
         fill_pairs(s);
+    if (policy.kind != POLICY_NONE)
+        fill_policy(s);
+    fill_soft(s);
     for (uint64_t seed = 7; seed == 7 || router_gap(&s->model) < CLEAR; seed++) {
         store_init(&s->store, &s->config.model, seed);
         perturb_norms(s);
@@ -142,6 +182,49 @@ static Loss loss_of_pairs(Setup *s, bool backward)
     return r;
 }
 
+/* The loss of a policy, times policy_terms. */
+static Loss loss_of_policy(Setup *s, bool backward)
+{
+    const int N = s->model.text.N;
+    float l[64], weight[64];
+    model_use_weights(&s->model, (WeighedRows){ s->values, 0, true });
+    model_begin_step(&s->model, B);
+    model_micro_batch(&s->model, &s->store, s->tokens, s->targets, s->begins, 1, 0,
+                      backward ? PASS_COMPLETE : PASS_FORWARD);
+    device_get(l, s->model.losses, sizeof(float) * N);
+    device_get(weight, s->model.weighed.weight, sizeof(float) * N);
+    assert_true(s->model.policy_sums[POLICY_CLIPPED_LOW] == 0);
+    assert_true(s->model.policy_sums[POLICY_CLIPPED_HIGH] == 0);
+    Loss r = { s->model.policy_sums[POLICY_LOSS], 0 };
+    for (int i = 0; i < N; i++)
+        r.magnitude += (double)weight[i] * weight[i] * l[i] * l[i];
+    r.magnitude = sqrt(r.magnitude);
+    return r;
+}
+
+/* A divergence is a weighted mean of differences of log-probabilities, which are as large as those
+ * of the labels. */
+static Loss loss_of_soft(Setup *s, bool backward)
+{
+    const Distill *d = &distillation;
+    const int N = s->model.text.N;
+    float l[128];
+    model_use_soft_labels(&s->model, (SoftRows){ s->words, s->entries });
+    model_begin_step(&s->model, B);
+    model_micro_batch(&s->model, &s->store, s->tokens, s->targets, s->begins, 1, 0,
+                      backward ? PASS_COMPLETE : PASS_FORWARD);
+    device_get(l, s->model.losses, sizeof(float) * 2 * N);
+    Loss r = { 0 };
+    for (int n = 0; n < N; n++) {
+        r.loss +=
+            d->ce_weight * l[n] + (1 - d->ce_weight) * d->temperature * d->temperature * l[N + n];
+        r.magnitude += (double)l[n] * l[n];
+    }
+    r.magnitude =
+        (d->ce_weight + (1 - d->ce_weight) * d->temperature * d->temperature) * sqrt(r.magnitude);
+    return r;
+}
+
 /* Returns the summed loss with its z-loss and the losses of routers, in double over the tokens' f32
  * losses. */
 static Loss loss_of(Setup *s, bool backward)
@@ -150,6 +233,10 @@ static Loss loss_of(Setup *s, bool backward)
     float l[128];
     if (preference.kind != PREFERENCE_NONE)
         return loss_of_pairs(s, backward);
+    if (policy.kind != POLICY_NONE)
+        return loss_of_policy(s, backward);
+    if (distillation.kind != DISTILL_NONE)
+        return loss_of_soft(s, backward);
     model_use_images(&s->model, image_rows(&s->images));
     model_begin_step(&s->model, B);
     model_micro_batch(&s->model, &s->store, s->tokens, s->targets, s->begins, 1, Z_WEIGHT,
@@ -329,6 +416,32 @@ TEST(test_pairs)
         check_architecture(models[kind % 3], true);
     }
     preference = (Preference){ 0 };
+    loss_chunk = 0;
+}
+
+/* Without clipping: at its border the loss has no derivative. */
+TEST(test_policy)
+{
+    for (int i = 0; i < 2; i++) {
+        policy = (Policy){
+            i ? POLICY_DAPO : POLICY_GRPO, i ? PER_TOKEN : PER_SEQUENCE, 0, 1, 100, 1.125, 0.25
+        };
+        loss_chunk = i ? 10 : 0;
+        check_architecture(i ? LLAMA_GQA : LLAMA, true);
+    }
+    policy = (Policy){ 0 };
+    loss_chunk = 0;
+}
+
+TEST(test_soft_labels)
+{
+    for (int i = 0; i < 4; i++) {
+        distillation =
+            (Distill){ i % 2 ? DISTILL_REVERSE : DISTILL_FORWARD, i < 2 ? 1 : 2, 0.25 * i, NULL };
+        loss_chunk = i % 2 ? 10 : 0;
+        check_architecture(i < 2 ? LLAMA : OLMO2, true);
+    }
+    distillation = (Distill){ 0 };
     loss_chunk = 0;
 }
 

@@ -8,7 +8,8 @@ static void check_score(const Reader *r)
     if (!c->score)
         return;
     if (c->eval_only || c->generate)
-        reader_refuse(r, "score", c->score, "and eval_only or generate are both given; use one of them");
+        reader_refuse(r, "score", c->score,
+                      "and eval_only or generate are both given; use one of them");
     if (c->data.files.num_paths == 0)
         reader_refuse(r, "score", c->score, "needs data.paths");
     if (c->data.num_mix > 0)
@@ -45,6 +46,7 @@ void check_distill(Reader *r)
     if (c->loss_temperature != 1)
         reader_refuse(r, KEY, loss, "has its own distill.temperature; use --loss_temperature=1");
     if (c->length_warmup.steps > 0)
-        reader_refuse(r, KEY, loss, "does not support sequence_length_warmup: the teacher read "
-                                    "whole sequences");
+        reader_refuse(r, KEY, loss,
+                      "does not support sequence_length_warmup: the teacher read "
+                      "whole sequences");
 }

@@ -138,8 +138,8 @@ void soft_writer_put(void *writer, const Loader *l, const Batch *b, int first, c
             w->row[t] = 0;
             if (w->columns[at] < 0)
                 continue;
-            const int count = make_entries(entries, &tail, w->columns + at, w->logps + at, k,
-                                           w->config->choice);
+            const int count =
+                make_entries(entries, &tail, w->columns + at, w->logps + at, k, w->config->choice);
             w->row[t] = soft_word(w->entries, count, tail);
             w->entries += (uint64_t)count;
             if (fwrite(entries, SOFT_ENTRY, (size_t)count, w->part) != (size_t)count)
@@ -262,8 +262,7 @@ static void check_vocabulary(const Header *h, const Config *c, const char *path)
             path, h->vocabulary, c->model.vocab_size);
 }
 
-static void check(const Header *h, size_t bytes, const Loader *l, const Config *c,
-                  const char *path)
+static void check(const Header *h, size_t bytes, const Loader *l, const Config *c, const char *path)
 {
     if (bytes < sizeof *h || memcmp(h->magic, MAGIC, sizeof MAGIC) != 0)
         die("%s: is no file of soft labels", path);

@@ -2,18 +2,20 @@
  * config_keys_rows.h. */
 #pragma once
 #define SCORE_SOFT_ROWS \
-    OPTION("top_k", INT, "null", 0, 1, MOST_SOFT, C(top_k), \
-           "score: write soft labels instead, for distillation: for each label of data.paths this " \
-           "many ids with their probabilities. With distill.loss: the largest number of entries; " \
-           "default: 64"), \
-        WORD("top_k_by", CHOICE, "rank", \
-             WORDS({ "rank", CHOOSE_TOP }, { "counts", CHOOSE_COUNTS }, \
-                   { "probabilities", CHOOSE_PROBABILITIES }), \
-             C(choice), \
-             "how score chooses the ids. rank: the most likely, and the probability of all others " \
-             "together. counts, probabilities: top_k draws from the model's distribution; a " \
-             "probability is count / top_k (Sparse Logit Sampling), or the model's, renormalized " \
-             "(Gemma 3)")
+    OPTION( \
+        "top_k", INT, "null", 0, 1, MOST_SOFT, C(top_k), \
+        "score: write soft labels instead, for distillation: for each label of data.paths this " \
+        "many ids with their probabilities. With distill.loss: the largest number of entries; " \
+        "default: 64"), \
+        WORD( \
+            "top_k_by", CHOICE, "rank", \
+            WORDS({ "rank", CHOOSE_TOP }, { "counts", CHOOSE_COUNTS }, \
+                  { "probabilities", CHOOSE_PROBABILITIES }), \
+            C(choice), \
+            "how score chooses the ids. rank: the most likely, and the probability of all others " \
+            "together. counts, probabilities: top_k draws from the model's distribution; a " \
+            "probability is count / top_k (Sparse Logit Sampling), or the model's, renormalized " \
+            "(Gemma 3)")
 #define DISTILL_ROWS \
     WORD("distill.loss", CHOICE, "none", \
          WORDS({ "none", DISTILL_NONE }, { "forward_kl", DISTILL_FORWARD }, \

@@ -28,6 +28,7 @@
         NUMBER("policy.importance_max", DOUBLE, "3", 0, 1e9, C(policy.importance_max), \
                "largest importance weight, the ratio of the probabilities of old policy and " \
                "generator, by which a label's loss is multiplied"), \
-        NUMBER("policy.beta", DOUBLE, "0", 0, 1e6, C(policy.beta), \
-               "factor of the divergence from the reference model, whose log-probabilities are in " \
-               "a.policy.f32")
+        NUMBER( \
+            "policy.beta", DOUBLE, "0", 0, 1e6, C(policy.beta), \
+            "factor of the divergence from the reference model, whose log-probabilities are in " \
+            "a.policy.f32")

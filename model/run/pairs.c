@@ -29,6 +29,7 @@ static void write_scores(Run *r, const EvalSet *set, const char *folder)
     watchdog_mark("computing log-probabilities", -1);
     if (comm_rank() == 0)
         save_folder_make(folder);
+    comm_barrier();
     score_write(r->config, set, &r->model, &r->store, folder);
     watchdog_set_patient(false);
 }

@@ -1,9 +1,11 @@
 /* GRPO [Shao et al. 2024], Dr. GRPO [Liu et al. 2025], DAPO [Yu et al. 2025], CISPO [MiniMax 2025].
  * With the ratio q = p / p_old, the advantage A and the importance weight w:
  *
- *     -w min(q A, clip(q, 1 - clip_low, 1 + clip_high) A) + beta KL
- *     -w min(q, clip_high) A log p + beta KL        CISPO: no derivative by min(q, clip_high)
- *     KL = e^d - d - 1 with d = log p_reference - log p */
+ *     -w min(q A, clip(q, 1 - clip_low, 1 + clip_high) A) + beta q KL
+ *     -w min(q, clip_high) A log p + beta q KL        CISPO: no derivative by min(q, clip_high)
+ *     KL = e^d - d - 1 with d = log p_reference - log p; d(q KL)/d(log p) = -q d
+ *
+ * The q before KL makes the gradient that of KL(policy || reference), as in TRL. */
 #include "model/shape/policy.h"
 
 #include <math.h>
@@ -50,8 +52,8 @@ PolicyLoss policy_loss(const Policy *p, double logp, const float *values)
                  reference = values[POLICY_REFERENCE],
                  old = isnan(values[POLICY_OLD]) ? logp : values[POLICY_OLD];
     PolicyLoss l = { .ratio = exp(logp - old),
-                     .importance = isnan(generator) ? 1 : fmin(exp(old - generator),
-                                                               p->importance_max),
+                     .importance =
+                         isnan(generator) ? 1 : fmin(exp(old - generator), p->importance_max),
                      .kl_old = divergence(old - logp),
                      .kl_reference = isnan(reference) ? 0 : divergence(reference - logp) };
     if (p->kind == POLICY_CISPO)
@@ -61,8 +63,8 @@ PolicyLoss policy_loss(const Policy *p, double logp, const float *values)
     l.value *= l.importance;
     l.slope *= l.importance;
     if (p->beta > 0) {
-        l.value += p->beta * l.kl_reference;
-        l.slope -= p->beta * expm1(reference - logp);
+        l.value += p->beta * l.ratio * l.kl_reference;
+        l.slope -= p->beta * l.ratio * (reference - logp);
     }
     return l;
 }

@@ -12,8 +12,8 @@ typedef enum {
     NUM_POLICY_LOSSES
 } PolicyKind;
 
-/* By what the sum of the losses of a step's labels is divided. PER_DEFAULT: by the loss's own */
-typedef enum { PER_DEFAULT, PER_TOKEN, PER_SEQUENCE, PER_CONSTANT } Denominator;
+/* What divides the sum of the losses of a step's labels. PER_DEFAULT: the loss's own denominator */
+typedef enum { PER_DEFAULT = -1, PER_TOKEN, PER_SEQUENCE, PER_CONSTANT } Denominator;
 
 /* Settings of a run (section `policy` of the configuration). */
 typedef struct {
@@ -30,9 +30,9 @@ typedef struct {
 enum { POLICY_ADVANTAGE, POLICY_OLD, POLICY_GENERATOR, POLICY_REFERENCE, POLICY_VALUES };
 
 typedef struct {
-    double value, slope; /* the loss, and its derivative by the log-probability */
-    double ratio;        /* q = p / p_old */
-    double importance;   /* min(p_old / p_generator, importance_max) */
+    double value, slope;         /* the loss, and its derivative by the log-probability */
+    double ratio;                /* q = p / p_old */
+    double importance;           /* min(p_old / p_generator, importance_max) */
     double kl_old, kl_reference; /* estimates e^d - d - 1, d: log-probability minus the policy's */
     bool clipped_low, clipped_high;
 } PolicyLoss;
