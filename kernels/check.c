@@ -263,6 +263,35 @@ size_t check_rows(const char *op, Tensor y, const RowRange *received, Tensor x,
     return (size_t)x.cols * dtype_size(x.format.dtype);
 }
 
+static void check_wire_values(const char *op, const char *name, Tensor t)
+{
+    check_tensor(op, name, t, t.rows, WIRE_VALUES);
+    check_plain(op, name, t);
+}
+
+void check_wire_encode(Tensor message, Tensor x, Wire w, WireScale s)
+{
+    const char *op = "wire_encode";
+    check_wire_values(op, "x", x);
+    check_tensor(op, "message", message, x.rows, (int)(wire_record_bytes(w) / 2));
+    CHECK((w == WIRE_FP8_LM) == (s.scale && s.cut), "%s: a scale is %sgiven", op,
+          s.scale ? "" : "not ");
+}
+
+int check_wire_sum(Tensor y, Tensor x, Tensor messages, int own, Wire w)
+{
+    const char *op = "wire_sum";
+    check_wire_values(op, "x", x);
+    check_tensor(op, "y", y, x.rows, WIRE_VALUES);
+    check_tensor(op, "messages", messages, messages.rows, (int)(wire_record_bytes(w) / 2));
+    const int others = x.rows > 0 ? messages.rows / x.rows : 0;
+    CHECK(format_equal(y.format, x.format) && others * x.rows == messages.rows && own >= 0 &&
+              own <= others,
+          "%s: %s from %s, %d records from %d, of rank %d", op, format_name(y.format),
+          format_name(x.format), x.rows, messages.rows, own);
+    return others + 1;
+}
+
 void check_comm_alloc(const char *op, size_t bytes, MemoryUse use)
 {
     const Ranks g = use == FOR_WEIGHTS ? RANKS_STAGE : RANKS_TENSOR;
