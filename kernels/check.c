@@ -245,10 +245,9 @@ static void check_ranges(const char *op, const char *name, Tensor t, const RowRa
 }
 
 size_t check_rows(const char *op, Tensor y, const RowRange *received, Tensor x,
-                  const RowRange *sent, int items)
+                  const RowRange *sent, int items, Ranks g)
 {
-    const int own = comm_group_rank(RANKS_CONTEXT) * items,
-              count = comm_group_size(RANKS_CONTEXT) * items;
+    const int own = comm_group_rank(g) * items, count = comm_group_size(g) * items;
     check_plain(op, "y", y);
     check_plain(op, "x", x);
     CHECK(y.data != x.data && y.cols == x.cols && format_equal(y.format, x.format),
@@ -294,7 +293,7 @@ int check_wire_sum(Tensor y, Tensor x, Tensor messages, int own, Wire w)
 
 void check_comm_alloc(const char *op, size_t bytes, MemoryUse use)
 {
-    const Ranks g = use == FOR_WEIGHTS ? RANKS_STAGE : RANKS_TENSOR;
+    const Ranks g = use == FOR_ACTIVATIONS ? RANKS_TENSOR : RANKS_STAGE;
     double sum = (double)bytes;
     comm_sum_over(&sum, 1, g);
     CHECK(sum == (double)bytes * comm_group_size(g),

@@ -77,7 +77,7 @@ int check_exchange(const char *op, Tensor y, Tensor x, Attention heads);
 
 /* Checks the arguments of comm_exchange. Returns the bytes of a row. */
 size_t check_rows(const char *op, Tensor y, const RowRange *received, Tensor x,
-                  const RowRange *sent, int items);
+                  const RowRange *sent, int items, Ranks g);
 
 /* Check the arguments of wire_encode and wire_sum. check_wire_sum returns the number of ranks. */
 void check_wire_encode(Tensor message, Tensor x, Wire w, WireScale s);

@@ -249,8 +249,9 @@ OP(comm_all_reduce, (Tensor x, Ranks g), (x, g), IN(x), OUT(x), OVER(g))
 OP(comm_all_reduce_max, (Tensor x, Ranks g), (x, g), IN(x), OUT(x), OVER(g))
 OP(comm_reduce_scatter, (Tensor part, Tensor whole, Ranks g), (part, whole, g), IN(whole),
    OUT(part), OVER(g))
-OP(comm_exchange, (Tensor y, const RowRange *received, Tensor x, const RowRange *sent, int items),
-   (y, received, x, sent, items), IN(x), OUT(y), OVER(RANKS_CONTEXT))
+OP(comm_exchange,
+   (Tensor y, const RowRange *received, Tensor x, const RowRange *sent, int items, Ranks g),
+   (y, received, x, sent, items, g), IN(x), OUT(y), OVER(g))
 OP(comm_send, (Tensor x, Neighbour to), (x, to), IN(x), WITH_NEIGHBOUR(to))
 OP(comm_receive, (Tensor x, Neighbour from), (x, from), OUT(x), WITH_NEIGHBOUR(from))
 OP(comm_all_gather, (void *whole, const void *part, size_t bytes, Ranks g), (whole, part, bytes, g),

@@ -24,7 +24,8 @@ enum { WIRE_VALUES = 256, WIRE_GROUP = 128 };
 
 static inline size_t wire_record_bytes(Wire w)
 {
-    return w == WIRE_BF16 ? WIRE_VALUES * 2 : WIRE_VALUES + WIRE_VALUES / WIRE_GROUP * sizeof(float);
+    return w == WIRE_BF16 ? WIRE_VALUES * 2
+                          : WIRE_VALUES + WIRE_VALUES / WIRE_GROUP * sizeof(float);
 }
 
 /* A message of so many records, a row each: BF16 stands for any two bytes. */

@@ -16,8 +16,8 @@
 
 enum { MICRO_BATCHES = 2, MOST_RANKS = 64 };
 
-static const char *const names[NUM_SENT] = { "gathers",   "scattered sums", "sums",
-                                             "exchanges", "messages",       "host values" };
+static const char *const names[NUM_SENT] = { "gathers", "scattered sums", "sums",       "exchanges",
+                                             "codes",   "messages",       "host values" };
 
 /* least_tensor, most_tensor: allowed numbers of tensor ranks. key_heads: 0: as many as query
  * heads. */

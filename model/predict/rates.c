@@ -156,9 +156,12 @@ double rates_seconds(const Event *e, const Topology *p)
         return device_seconds(e);
     if (e->work == WORK_HOST)
         return rate(RATE_START) + e->bytes / rate(e->unit == UNIT_UPDATE ? RATE_UPDATE : RATE_HOST);
-    return e->what == SENT_EXCHANGES  ? exchange_seconds(e, p)
-           : e->what == SENT_MESSAGES ? message_seconds(e, p)
-                                      : ring_seconds(e, p);
+    switch (e->what) {
+    case SENT_EXCHANGES:
+    case SENT_CODES: return exchange_seconds(e, p);
+    case SENT_MESSAGES: return message_seconds(e, p);
+    default: return ring_seconds(e, p);
+    }
 }
 
 /* A sum between hosts waits for the network most of the time. */
