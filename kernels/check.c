@@ -277,18 +277,16 @@ void check_wire_encode(Tensor message, Tensor x, Wire w, WireScale s)
           s.scale ? "" : "not ");
 }
 
-int check_wire_sum(Tensor y, Tensor x, Tensor messages, int own, Wire w)
+void check_wire_sum(Tensor y, Tensor x, Tensor messages, int ranks, int own, Wire w)
 {
     const char *op = "wire_sum";
     check_wire_values(op, "x", x);
     check_tensor(op, "y", y, x.rows, WIRE_VALUES);
     check_tensor(op, "messages", messages, messages.rows, (int)(wire_record_bytes(w) / 2));
-    const int others = x.rows > 0 ? messages.rows / x.rows : 0;
-    CHECK(format_equal(y.format, x.format) && others * x.rows == messages.rows && own >= 0 &&
-              own <= others,
-          "%s: %s from %s, %d records from %d, of rank %d", op, format_name(y.format),
-          format_name(x.format), x.rows, messages.rows, own);
-    return others + 1;
+    CHECK(format_equal(y.format, x.format) && own >= 0 && own < ranks && ranks > 1 &&
+              messages.rows % (ranks - 1) == 0 && messages.rows / (ranks - 1) >= x.rows,
+          "%s: %s from %s, %d records from %d, on rank %d of %d", op, format_name(y.format),
+          format_name(x.format), x.rows, messages.rows, own, ranks);
 }
 
 void check_comm_alloc(const char *op, size_t bytes, MemoryUse use)

@@ -79,9 +79,9 @@ int check_exchange(const char *op, Tensor y, Tensor x, Attention heads);
 size_t check_rows(const char *op, Tensor y, const RowRange *received, Tensor x,
                   const RowRange *sent, int items, Ranks g);
 
-/* Check the arguments of wire_encode and wire_sum. check_wire_sum returns the number of ranks. */
+/* Check the arguments of wire_encode and wire_sum. */
 void check_wire_encode(Tensor message, Tensor x, Wire w, WireScale s);
-int check_wire_sum(Tensor y, Tensor x, Tensor messages, int own, Wire w);
+void check_wire_sum(Tensor y, Tensor x, Tensor messages, int ranks, int own, Wire w);
 
 /* Checks the arguments of comm_alloc. */
 void check_comm_alloc(const char *op, size_t bytes, MemoryUse use);

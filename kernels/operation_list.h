@@ -243,8 +243,8 @@ OP(gptq_columns,
 OP(wire_encode, (Tensor message, Tensor x, Wire w, WireScale s), (message, x, w, s), IN(x),
    MEMORY(s.scale, sizeof *s.scale, READS), MEMORY(s.cut, sizeof *s.cut, READS | WRITES),
    OUT(message))
-OP(wire_sum, (Tensor y, Tensor x, Tensor messages, int own, Wire w), (y, x, messages, own, w),
-   IN(x), IN(messages), OUT(y))
+OP(wire_sum, (Tensor y, Tensor x, Tensor messages, int ranks, int own, Wire w),
+   (y, x, messages, ranks, own, w), IN(x), IN(messages), OUT(y))
 OP(comm_all_reduce, (Tensor x, Ranks g), (x, g), IN(x), OUT(x), OVER(g))
 OP(comm_all_reduce_max, (Tensor x, Ranks g), (x, g), IN(x), OUT(x), OVER(g))
 OP(comm_reduce_scatter, (Tensor part, Tensor whole, Ranks g), (part, whole, g), IN(whole),

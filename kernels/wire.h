@@ -47,6 +47,7 @@ typedef struct {
 void wire_encode(Tensor message, Tensor x, Wire w, WireScale s);
 
 /* y = the sum over W ranks, in the order of ranks, in F32, rounded once. own: number of this rank,
- * whose values are x; messages ((W - 1) R): the records of all other ranks, in order. y and x are
- * (R, WIRE_VALUES), F32 or BF16 in the same format, and may be the same memory. */
-void wire_sum(Tensor y, Tensor x, Tensor messages, int own, Wire w);
+ * whose values are x. messages ((W - 1) M): M >= R records of each other rank, in order, of which
+ * the first R are read. y and x are (R, WIRE_VALUES), F32 or BF16 in the same format, and may be the
+ * same memory. */
+void wire_sum(Tensor y, Tensor x, Tensor messages, int ranks, int own, Wire w);

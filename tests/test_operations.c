@@ -403,7 +403,7 @@ static uint64_t call_others(bool watched)
     heads_split(exchanged, tensor_at(x.data, f32, ROWS, 24), heads);
     heads_join(joined, exchanged, heads);
     wire_encode(message, grads, WIRE_FP8_LM, scale);
-    wire_sum(sum, grads, message, 1, WIRE_FP8_LM);
+    wire_sum(sum, grads, message, 2, 1, WIRE_FP8_LM);
     if (watched)
         close_eye();
     add_tensor(&hash, y), add_tensor(&hash, mean);

@@ -182,7 +182,8 @@ static void check_sum(int wire, Format f, int ranks, int own)
 {
     const Wire w = wires[wire].wire;
     const size_t n = (size_t)RECORDS * WIRE_VALUES;
-    const Tensor all = make_message((ranks - 1) * RECORDS, w), y = make(f, RECORDS, WIRE_VALUES);
+    const int apart = RECORDS + own;
+    const Tensor all = make_message((ranks - 1) * apart, w), y = make(f, RECORDS, WIRE_VALUES);
     float *sum = keep(n * sizeof *sum);
     Tensor x = y;
     for (int r = 0; r < ranks; r++) {
@@ -195,10 +196,10 @@ static void check_sum(int wire, Format f, int ranks, int own)
         for (size_t i = 0; i < n; i++)
             sum[i] += rounded ? rounded[i] : (float)exact[i];
         if (r != own)
-            device_copy(tensor_rows(all, (r - (r > own)) * RECORDS, RECORDS).data, message.data,
+            device_copy(tensor_rows(all, (r - (r > own)) * apart, RECORDS).data, message.data,
                         tensor_bytes(message));
     }
-    TWICE(wire_sum(y, x, all, own, w), y);
+    TWICE(wire_sum(y, x, all, ranks, own, w), y);
     const Tensor wide = make_f32(RECORDS, WIRE_VALUES), expected = make(f, RECORDS, WIRE_VALUES);
     put(wide, sum);
     quantize(expected, wide);
@@ -206,7 +207,7 @@ static void check_sum(int wire, Format f, int ranks, int own)
              own);
     check_same_bytes(label, tensor_snapshot(y), tensor_snapshot(expected), tensor_bytes(y));
     golden_check(label, y, NULL);
-    wire_sum(x, x, all, own, w);
+    wire_sum(x, x, all, ranks, own, w);
     check_same_bytes("in place", tensor_snapshot(x), tensor_snapshot(y), tensor_bytes(y));
     release();
 }
@@ -228,7 +229,8 @@ TEST(test_errors)
     const WireScale none = { 0 };
     DIES("wire_encode: message", wire_encode(wide, x, WIRE_FP8, none));
     DIES("wire_encode: a scale is not given", wire_encode(message, x, WIRE_FP8_LM, none));
-    DIES("wire_sum: f32 from f32, 37 records from 38", wire_sum(x, x, uneven, 0, WIRE_FP8));
+    DIES("wire_sum: f32 from f32, 37 records from 38, on rank 0 of 3",
+         wire_sum(x, x, uneven, 3, 0, WIRE_FP8));
     release();
 }
 

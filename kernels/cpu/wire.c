@@ -72,18 +72,19 @@ static void decode_record(float *values, Tensor messages, size_t r, Wire w)
                     scale[i / WIRE_GROUP];
 }
 
-void backend_wire_sum(Tensor y, Tensor x, Tensor messages, int own, Wire w)
+void backend_wire_sum(Tensor y, Tensor x, Tensor messages, int ranks, int own, Wire w)
 {
-    const int ranks = check_wire_sum(y, x, messages, own, w);
+    check_wire_sum(y, x, messages, ranks, own, w);
+    const size_t apart = (size_t)(messages.rows / (ranks - 1));
     float values[WIRE_VALUES], sum[WIRE_VALUES];
-    for (size_t r = 0, rows = (size_t)x.rows; r < rows; r++) {
+    for (size_t r = 0; r < (size_t)x.rows; r++) {
         for (int i = 0; i < WIRE_VALUES; i++)
             sum[i] = 0;
         for (int k = 0; k < ranks; k++) {
             if (k == own)
                 tensor_load(values, x, r * WIRE_VALUES, WIRE_VALUES);
             else
-                decode_record(values, messages, (size_t)(k - (k > own)) * rows + r, w);
+                decode_record(values, messages, (size_t)(k - (k > own)) * apart + r, w);
             for (int i = 0; i < WIRE_VALUES; i++)
                 sum[i] += values[i];
         }

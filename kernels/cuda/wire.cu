@@ -124,7 +124,8 @@ __device__ inline void decode_record(float (&x)[8], const uint8_t *record, int l
 template <typename T, Wire W>
 __global__ __launch_bounds__(THREADS) void sum_kernel(T *y, const T *own_values,
                                                       const uint8_t *__restrict__ messages,
-                                                      size_t records, int own, int ranks)
+                                                      size_t records, size_t apart, int ranks,
+                                                      int own)
 {
     const size_t r = (size_t)blockIdx.x * RECORDS + threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
@@ -136,7 +137,7 @@ __global__ __launch_bounds__(THREADS) void sum_kernel(T *y, const T *own_values,
 #pragma unroll 4
     for (int k = 0; k < ranks; k++) {
         float x[8];
-        const size_t number = (size_t)(k - (k > own)) * records + r;
+        const size_t number = (size_t)(k - (k > own)) * apart + r;
         if (k != own)
             decode_record<W>(x, messages + number * record_bytes(W), lane);
 #pragma unroll
@@ -172,16 +173,16 @@ void backend_wire_encode(Tensor message, Tensor x, Wire w, WireScale s)
     LAUNCH_CHECK();
 }
 
-void backend_wire_sum(Tensor y, Tensor x, Tensor messages, int own, Wire w)
+void backend_wire_sum(Tensor y, Tensor x, Tensor messages, int ranks, int own, Wire w)
 {
-    const int ranks = check_wire_sum(y, x, messages, own, w);
-    const size_t records = (size_t)x.rows;
+    check_wire_sum(y, x, messages, ranks, own, w);
+    const size_t records = (size_t)x.rows, apart = (size_t)(messages.rows / (ranks - 1));
     with_wire(w, [&](auto wire) {
         with_type(x, [&](auto *in) {
             using T = std::remove_pointer_t<decltype(in)>;
             sum_kernel<T, decltype(wire)::value>
                 <<<(unsigned)ceil_div(records, RECORDS), THREADS, 0, device_stream()>>>(
-                    (T *)y.data, in, (const uint8_t *)messages.data, records, own, ranks);
+                    (T *)y.data, in, (const uint8_t *)messages.data, records, apart, ranks, own);
         });
     });
     LAUNCH_CHECK();

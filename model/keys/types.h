@@ -94,6 +94,7 @@ typedef struct {
         int replicate, shard; /* parallelism.replicate and .shard; 0: not given */
         int precision;        /* FsdpPrecision or NOT_GIVEN */
         int grad_sync_mode;   /* GradSum or NOT_GIVEN */
+        int grad_wire;        /* Wire or NOT_GIVEN */
     } fsdp;
     SchedulerUnits scheduler_units;
     char **batch_warmup;

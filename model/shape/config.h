@@ -6,6 +6,7 @@
 #include "model/shape/preference.h"
 #include "model/shape/recipe.h"
 #include "kernels/kernels.h"
+#include "kernels/wire.h"
 
 typedef enum { INIT_MITCHELL, INIT_NORMAL, INIT_FULL_MEGATRON } InitFn;
 typedef enum {
@@ -264,6 +265,8 @@ typedef struct {
     PipelineSchedule pipeline_schedule;
     /* parallelism.replicate or parallelism.shard sets the number of shards */
     bool by_mesh;
+    Wire wire;          /* fsdp.grad_wire (grad_wire.h) */
+    int ranks_per_host; /* read only if `wire` is not WIRE_NONE */
 } Strategy;
 
 static inline int context_ranks(const Strategy *s)

@@ -83,9 +83,10 @@ typedef struct {
     size_t numel[NUM_REGIONS];
     /* sizes in the computing format, without padding for W */
     size_t computing[NUM_REGIONS];
-    size_t first;        /* number of the unit's first element in the model */
-    bool matrices_first; /* in the region TRAINED, the matrices of layers come first */
-    size_t matrices;     /* number of elements of these matrices; 0 if matrices_first is false */
+    size_t first; /* number of the unit's first element in the model */
+    /* in the region TRAINED, the matrices of layers (with tensor ranks: that are cut) come first */
+    bool matrices_first;
+    size_t matrices; /* number of elements of these matrices; 0 if matrices_first is false */
     /* number of tensor ranks that compute the unit together; 1: each of them computes the whole
      * unit */
     int tensor_ranks;
@@ -110,9 +111,10 @@ Param param_stack(const Param *p);
 /* An item's rows of the tensor of all items: its codes (transposed codes, too) and its scale. */
 Tensor param_tensor(const UnitTensors *t, const Param *p);
 
-/* Whether the parameter is stored before the other parameters of the region: matrices with Muon;
- * with tensor ranks, parameters that are cut. */
-bool param_comes_first(const UnitLayout *u, const Param *p);
+/* The parameter's class in the order of a region, 0 to PARAM_CLASSES - 1. With tensor ranks,
+ * parameters that are cut come before all others; then, if u->matrices_first, matrices do. */
+enum { PARAM_CLASSES = 4 };
+int param_class(const UnitLayout *u, const Param *p);
 
 /* Lays out the regions again after changes of Param.region. */
 void unit_lay_out(UnitLayout *u, int world);

@@ -10,6 +10,7 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/trace.h"
 #include "kernels/runtime/watchdog_marks.h"
+#include "model/store/grad_wire.h"
 #include "model/store/param_store_sizes.h"
 #include "model/store/quantized_weights.h"
 
@@ -129,11 +130,11 @@ static void start_from_zero(ParamStore *store, int u, void *data, bool all)
 {
     const UnitLayout *shape = &store->shape[u];
     size_t at = 0, first;
-    for (int pass = 0; pass < 2; pass++)
+    for (int class = 0; class < PARAM_CLASSES; class ++)
         for (int i = 0; i < shape->num_params; i++) {
             const Param p = param_stack(&shape->param[i]);
             Tensor *dw = &store->dunit[u].tensor[p.id];
-            if (param_comes_first(shape, &p) != (pass == 0) || p.item > 0)
+            if (param_class(shape, &p) != class || p.item > 0)
                 continue;
             dw->empty =
                 p.region == TRAINED && (all || shard_part(&store->shard[u], &p, &first) == 0);
@@ -196,15 +197,19 @@ void fsdp_reduce(ParamStore *store, int u, bool last)
     transfer_begin(store->reduced, QUEUE_REDUCE);
     trace_begin("reduce", u);
     watchdog_mark_together("summing gradients", u);
-    if (reduces) {
+    if (reduces && grad_wire_has(store, u))
+        grad_wire_reduce(store, u);
+    else if (reduces)
         comm_reduce_scatter(store->shard[u].grad,
                             tensor_flat(s->elements, store->shape[u].numel[TRAINED]),
                             fsdp_group(store, u));
+    if (reduces)
         s->unit = -1;
-    }
     if (copied.data)
         comm_all_reduce(copied, RANKS_TENSOR);
-    if (replicas)
+    if (replicas && grad_wire_has(store, u))
+        grad_wire_sum_replicas(store, u);
+    else if (replicas)
         comm_all_reduce(store->shard[u].grad, RANKS_REPLICA);
     trace_end();
     transfer_end(store->reduced);

@@ -175,6 +175,8 @@ typedef struct {
     /* number of tensor ranks, and this rank's number among them */
     int tensor_ranks, tensor_rank;
     bool sum_once; /* gradients are summed over ranks once per step */
+    int replicas;  /* number of copies of a stage */
+    Wire wire;     /* how ranks send gradients of matrices (grad_wire.h); WIRE_NONE: they do not */
 
     /* memory */
     /* whether memory is allocated. false: the functions of fsdp.h return views and move no data */
@@ -183,6 +185,9 @@ typedef struct {
     int resident;
     bool forward_only; /* the run makes no transposed copies */
     Arena gathered;    /* memory of the weight buffers, if shards > 1 */
+    /* memory for a unit's gradients as codes: messages to other ranks, and from them */
+    Arena exchange;
+    void *sent, *received;
     /* [Hosted] n: units 0 .. n - 1 have these data on the host, if they have such data */
     int on_host[NUM_HOSTED];
     Arena host; /* pinned memory for all data on the host */
@@ -211,6 +216,7 @@ typedef struct {
     int tile;
     /* number of tensor ranks (0 means 1), and this rank's number among them */
     int tensor_ranks, tensor_rank;
+    int replicas;  /* number of copies of a stage (0 means 1) */
     Pipeline pipe; /* stages 0 means one stage */
 } ShardChoice;
 
