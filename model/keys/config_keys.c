@@ -400,10 +400,11 @@ const ConfigKey config_keys[] = {
            X(fsdp.grad_sync_mode),
            "when ranks sum sharded gradients. micro_batch: in each micro-batch; batch: once per step, which needs memory for "
            "unsharded gradients on every rank; null: batch if unsharded gradients fit, else micro_batch"),
-    WORD  ("fsdp.grad_wire", CHOICE, "null", WORDS({ "bf16", WIRE_BF16 }, { "fp8", WIRE_FP8 }, { "int8", WIRE_INT8 }),
-           X(fsdp.grad_wire),
+    WORD  ("fsdp.grad_wire", CHOICE, "null", WORDS({ "bf16", WIRE_BF16 }, { "fp8", WIRE_FP8 }, { "int8", WIRE_INT8 },
+           { "fp8_lm", WIRE_FP8_LM }), X(fsdp.grad_wire),
            "format in which ranks send each other gradients of the matrices of blocks. Each rank then adds the gradients of all "
-           "ranks in F32, in the order of ranks. fp8: E4M3 with a scale per 128 values; int8: the same with integers; null: NCCL or "
+           "ranks in F32, in the order of ranks. fp8: E4M3 with a scale per 128 values; int8: the same with integers; fp8_lm: E4M3 "
+           "with one scale per matrix, as FP8-LM (recipe: fp8-lm); null: NCCL or "
            "MPI sums gradients in the recipe's format. All other gradients are summed as with null. If shards of a group are on "
            "several hosts, the ranks of a host first sum the gradients of this host. Not with fsdp.precision: mixed"),
     MESH_ROWS,

@@ -223,6 +223,7 @@ void fsdp_wait_grads(ParamStore *store)
 
 void fsdp_empty_grads(ParamStore *store)
 {
+    grad_wire_begin(store);
     for (int u = 0; u < store->num_units; u++) {
         GradBuffer *s = store->plan[u].grads;
         store->shard[u].grad.empty = true;

@@ -128,7 +128,8 @@ typedef struct {
     long updates;
     struct {
         long last, every, count;
-    } average; /* number of snapshots in the average, and the settings of the average */
+    } average;   /* number of snapshots in the average, and the settings of the average */
+    long raised; /* WIRE_FP8_LM: log2 of mu, in steps of 1 / GRAD_WIRE_STEPS (grad_wire.h) */
 } StateCounts;
 
 typedef struct {
@@ -188,6 +189,11 @@ typedef struct {
     /* memory for a unit's gradients as codes: messages to other ranks, and from them */
     Arena exchange;
     void *sent, *received;
+    /* WIRE_FP8_LM: (1, 4 per matrix of a unit) scales, and the number of values that were cut in this
+     * step, in device memory; and the number of all values that were encoded */
+    Tensor wire_scales;
+    uint64_t *wire_cut;
+    double wire_sent;
     /* [Hosted] n: units 0 .. n - 1 have these data on the host, if they have such data */
     int on_host[NUM_HOSTED];
     Arena host; /* pinned memory for all data on the host */

@@ -18,6 +18,7 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/trace.h"
 #include "kernels/runtime/transfer.h"
+#include "model/store/grad_wire.h"
 #include "model/store/param_store_sizes.h"
 #include "model/update/muon_step.h"
 
@@ -339,4 +340,5 @@ void optimizer_step(ParamStore *store, const Config *c, long step, double lr, do
         muon_step(store, c, &params);
     free(all.bucket);
     store_updated(store);
+    grad_wire_adapt(store);
 }
