@@ -23,10 +23,9 @@ enum { NUM_WIRES = sizeof wires / sizeof *wires };
 
 static Strategy strategy_of(int shards, int per_host, Wire wire)
 {
-    return (Strategy){ .shard_ranks = shards,
-                       .grad_sum = SUM_OFTEN,
-                       .wire = wire,
-                       .ranks_per_host = per_host };
+    return (Strategy){
+        .shard_ranks = shards, .grad_sum = SUM_OFTEN, .wire = wire, .ranks_per_host = per_host
+    };
 }
 
 static void open_run(Run *r, const Case *k, Strategy s)
@@ -74,8 +73,8 @@ static double square_of_own(void)
     fsdp_empty_grads(&r.store);
     model_begin_step(&r.model, comm_size());
     fill_tokens(tokens, targets, (size_t)(comm_rank() * T), T, r.config.model.vocab_size);
-    model_micro_batch(&r.model, &r.store, tokens, targets, NULL,
-                      1.0f / (float)(comm_size() * T), 0, PASS_ACCUMULATE);
+    model_micro_batch(&r.model, &r.store, tokens, targets, NULL, 1.0f / (float)(comm_size() * T), 0,
+                      PASS_ACCUMULATE);
     const Whole own = take_whole(&r, GRADIENTS);
     double square = distance(&own, NULL, &r, true);
     comm_sum(&square, 1);
@@ -97,15 +96,17 @@ TEST(test_error)
     open_run(&r, &wide, strategy_of(R, 0, WIRE_NONE));
     const double noise = sqrt(square - distance(&exact, NULL, &r, true) / R);
     for (int w = 0; w < NUM_WIRES; w++)
-        for (int per_host = R > 16 ? 8 : R / 2; per_host <= R; per_host += R - per_host ? R - per_host : R) {
+        for (int per_host = R > 16 ? 8 : R / 2; per_host <= R;
+             per_host += R - per_host ? R - per_host : R) {
             const int mark = num_kept;
             const Whole found = gradients(&wide, strategy_of(R, per_host, wires[w].wire), 1);
             const double error = sqrt(distance(&found, &exact, &r, true)) / noise,
                          others = sqrt(distance(&found, &exact, &r, false) /
                                        distance(&exact, NULL, &r, false));
             if (comm_rank() == 0)
-                print_message("%s, %d ranks, %d on a host: error %.2f %% of the noise; others %.1e\n",
-                              wires[w].name, R, per_host, 100 * error, others);
+                print_message(
+                    "%s, %d ranks, %d on a host: error %.2f %% of the noise; others %.1e\n",
+                    wires[w].name, R, per_host, 100 * error, others);
             if (!(error > 0 && error <= fmin(0.04, 2 * wires[w].step * sqrt(2))))
                 fail_msg("%s: the error is %.3f of the noise", wires[w].name, error);
             assert_true(others <= R * U24);
@@ -136,13 +137,12 @@ TEST(test_bits)
                 check_whole(wires[w].name, &first, &plain, 0.2);
                 for (int u = 0; u < first.units; u++)
                     for (int i = 0; i < NUM_PARAMS; i++) {
-                        double most = 0, least = 0;
+                        double sum = 0;
                         for (size_t j = 0; first.x[u][i] && j < first.numel[u][i]; j++)
-                            most += first.x[u][i][j] * (double)(j % 17);
-                        double ends[2] = { most, -most };
+                            sum += first.x[u][i][j] * (double)(j % 17);
+                        double ends[2] = { sum, -sum };
                         comm_max(ends, 2);
-                        least = -ends[1];
-                        assert_true(ends[0] == least);
+                        assert_true(ends[0] == -ends[1]);
                     }
                 release();
             }

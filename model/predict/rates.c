@@ -26,6 +26,7 @@ typedef enum {
     RATE_SUM,        /* rings of sums inside a host */
     RATE_PEER,       /* messages between two GPUs */
     RATE_SUM_TAKES,  /* as RATE_HOST_TAKES, for sums */
+    RATE_CODES_TAKE, /* the same, for exchanges of gradients inside a host */
     RATE_NEAR,       /* time of one step of a ring inside a host */
     RATE_FAR,        /* time of one step of a ring between hosts */
     NUM_RATES
@@ -56,6 +57,8 @@ static const double rates[NUM_RATES] = {
     [RATE_PEER] = 340e9,
     /* chosen with sums of every micro-batch on two H100s */
     [RATE_SUM_TAKES] = 1,
+    /* exchange in a window next to a GEMM: +0.458 ms for 0.401 ms (2026-11-28-exchanges.md) */
+    [RATE_CODES_TAKE] = 1.14,
     [RATE_NEAR] = 3e-6, /* not measured */
     [RATE_FAR] = 12e-6, /* not measured */
 };
@@ -173,5 +176,9 @@ double rates_taken(const Event *e, const Topology *p)
         return rate(RATE_HOST_TAKES) * rates_seconds(e, p);
     if (e->work == WORK_RANKS && (e->what == SENT_SCATTERED_SUMS || e->what == SENT_SUMS))
         return rate(RATE_SUM_TAKES) * e->bytes / rate(RATE_SUM);
+    if (e->work == WORK_RANKS && e->what == SENT_CODES)
+        return rate(RATE_CODES_TAKE) * e->bytes / rate(RATE_PEER);
+    if (strncmp(e->operation, "wire", 4) == 0)
+        return device_seconds(e);
     return 0;
 }
