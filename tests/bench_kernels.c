@@ -277,7 +277,7 @@ static void bench_wire(const Model *m)
     } rows[] = { { "wire_encode bf16 -> fp8", "wire_sum fp8", WIRE_FP8 },
                  { "wire_encode bf16 -> int8", "wire_sum int8", WIRE_INT8 },
                  { "wire_encode bf16 -> bf16", "wire_sum bf16", WIRE_BF16 } };
-    const int records = block_params(m) / 2 / WIRE_VALUES;
+    const int records = (int)(m->params / 2 / WIRE_VALUES);
     Tensor x = make_normal(BF16_, records, WIRE_VALUES, 1e-3f);
     for (int i = 0; i < 3; i++) {
         const Wire w = rows[i].wire;
