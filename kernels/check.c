@@ -46,8 +46,8 @@ void check_quantized(Tensor y, Tensor x)
 {
     const bool longer = format_is_fp8(y.format) && !y.format.group && y.rows > x.rows;
     CHECK(y.cols == x.cols && (y.rows == x.rows || longer),
-          "quantize_codes: (%d, %d) from (%d, %d)", y.rows, y.cols, x.rows, x.cols);
-    CHECK(!x.channel, "quantize_codes: x has factors of columns");
+          "quantize_codes: y is (%d, %d), x is (%d, %d)", y.rows, y.cols, x.rows, x.cols);
+    CHECK(!x.channel, "quantize_codes: x has column factors; expected none");
 }
 
 void check_items(const char *op, Tensor y, Tensor x, int items)

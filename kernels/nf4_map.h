@@ -37,8 +37,9 @@ typedef struct {
 } Nf4PlainGroup;
 
 /* A matrix of up to three tensors, one below the other. Tensor i has rows[i] rows. The groups of
- * the first tensor come first, then the groups of the next tensor. With items > 1, there are so many
- * equal matrices, one below the other, and the groups of a matrix follow those of the one before. */
+ * the first tensor come first, then the groups of the next tensor. If items > 1, there are `items`
+ * matrices of this shape, one below the other, and their groups follow each other in the same
+ * order. */
 typedef struct {
     const Nf4Group *group;      /* device memory, 16-byte aligned; NULL: `plain` is used */
     const Nf4PlainGroup *plain; /* device memory, 16-byte aligned */

@@ -58,7 +58,8 @@ static int document_start(int i, Attention a, Documents docs)
     return docs.count ? docs.start[i] : i * a.T;
 }
 
-/* Stores rows `first` to first + rows - 1 of `values`, the memory of tensor_result, in t. */
+/* Stores rows first .. first + rows - 1 of `values` in t. `values` is the result of tensor_result;
+ * if it is t's own memory, nothing has to be stored. */
 static void finish_rows(Tensor t, const float *values, int first, int rows)
 {
     const size_t at = (size_t)first * (size_t)t.cols;

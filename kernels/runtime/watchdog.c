@@ -47,8 +47,8 @@ typedef struct {
     SharedState state[]; /* (ranks), the ranks of all hosts */
 } SharedTable;
 
-/* What this rank knows of a rank: its state, and the seconds since its progress (`idle`) and its
- * watchdog's beats (`silent`) last changed. */
+/* What this rank knows of another rank. idle: seconds since that rank last made progress. silent:
+ * seconds since the last beat of its watchdog. */
 typedef struct {
     RankState state;
     unsigned long progress;
