@@ -330,7 +330,7 @@ def pixels_of(folder):
         return None
     patch, side = math.isqrt(values // 3), math.isqrt(rows)
     if 3 * patch ** 2 != values or side ** 2 != rows:
-        raise Bad(f"{folder}: {rows} rows of {values} values are not a square picture in square patches; expected a "
+        raise Bad(f"{folder}: {rows} rows of {values} values are not the square patches of a square picture; expected a "
                   "folder that make_llava.py --pixels made")
     return Pixels(patch, patch * side)
 

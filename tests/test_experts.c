@@ -306,7 +306,7 @@ TEST(test_errors)
          experts_lora_narrow(make(H, N, RANK), x, a, SCALE, r));
     DIES("lora_narrow: xa is (", experts_lora_narrow(narrow, rows, a, SCALE, r));
     act.channel = dweight.data;
-    DIES("experts_swiglu: act has factors of columns", experts_swiglu(act, y, y, r, FROM_SAVED));
+    DIES("experts_swiglu: act has column factors", experts_swiglu(act, y, y, r, FROM_SAVED));
     DIES("experts_swiglu: gate_up is e4m3; expected f32, bf16, or FP8 in groups",
          experts_swiglu(narrow, codes, rows, r, FROM_SAVED));
     DIES("experts_swiglu_backward: there is no dweight",

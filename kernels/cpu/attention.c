@@ -37,8 +37,8 @@ static void check_documents(const char *op, Attention a, Documents docs)
     if (!docs.count)
         return;
     CHECK(docs.start[0] == 0 && docs.start[docs.count] == a.B * a.T,
-          "%s: documents from %d to %d of %d tokens", op, docs.start[0], docs.start[docs.count],
-          a.B * a.T);
+          "%s: documents cover tokens %d to %d; expected all %d tokens", op, docs.start[0],
+          docs.start[docs.count], a.B * a.T);
     for (int i = 0; i < docs.count; i++) {
         int first = docs.start[i], last = docs.start[i + 1] - 1;
         CHECK(first <= last && first / a.T == last / a.T &&

@@ -242,7 +242,7 @@ const ConfigKey config_keys[] = {
     NUMBER("global_train_batch_size", INT, "512", 1, MANY, C(global_train_batch_size),
            "sequences per step, over all ranks"),
     OTHER ("batch_size_warmup", NAMES, "[]", X(batch_warmup),
-           "steps after which the global batch doubles. [1000, 3000]: the run starts with a quarter of global_train_batch_size. "
+           "list of steps after which the global batch doubles. [1000, 3000]: the run starts with a quarter of global_train_batch_size. "
            "The LR schedule does not change. Lengths in tokens (scheduler.units, max_duration, stop_at) count the tokens of the "
            "actual batches"),
     OPTION("sequence_length_warmup.min_sequence_length", INT, "null", 0, 1, MANY, C(length_warmup.min),

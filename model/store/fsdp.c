@@ -67,7 +67,7 @@ void fsdp_gather(ParamStore *store, int u, int uses)
     uses &= ~b->has;
     if (!uses)
         return;
-    /* without copies that overlap, a cast at the same time as GEMMs would only slow the GEMMs */
+    /* if nothing else is copied, a cast on another queue would only slow the GEMMs */
     if (store->overlaps)
         transfer_start(&b->gather, QUEUE_GATHER);
     trace_begin("gather", u);
