@@ -455,8 +455,8 @@ static uint32_t read_entry(EntryReader *r, const Shard *s, void *values)
     return p->is_copy ? 0 : sum;
 }
 
-/* Whether loading rounds a frozen weight, of which no exact copy exists then. dtype: type in the
- * file. */
+/* Whether loading rounds a frozen weight. Then the run has no exact copy of the weight. dtype: type
+ * in the file. */
 static bool is_rounded(const LayoutEntry *p, const char *dtype)
 {
     return p->region == FROZEN && strcmp(p->dtype, "BF16") == 0 && strcmp(dtype, "BF16") != 0;

@@ -30,7 +30,7 @@ static const Stack *stack_of(const SafeTensor *t)
     return NULL;
 }
 
-/* A stacked tensor t with R ranks of each expert, of which part p has those from p * step on. */
+/* A stacked tensor t with R ranks per expert. Part p begins at rank p * step. */
 typedef struct {
     const SafeTensor *t;
     const Stack *kind;

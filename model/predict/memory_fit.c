@@ -82,7 +82,7 @@ static int largest_with(const Config *c)
     const int T = c->model.max_sequence_length, all = sequences_of_rank(c),
               most = all < INT32_MAX / T ? all : INT32_MAX / T;
     Config other = *c;
-    int few = 1; /* the smallest micro-batch without F32 for this reason */
+    int few = 1; /* the smallest micro-batch whose gradients are not in F32 */
     for (; c->grads_by_terms && few <= most; few++) {
         other.device_train_microbatch_size = few;
         if (gradient_terms(&other, c->ranks) <= MOST_BF16_TERMS)
