@@ -15,7 +15,7 @@
 
 /* ---- weights --------------------------------------------------------------------------------- */
 
-/* Makes the unit's copies for one of `uses`, in the order of the plan. */
+/* Makes every copy of the unit that serves one of `uses`, in the order of the plan. */
 static void make_copies(const ParamStore *store, int u, int uses)
 {
     const UnitPlan *plan = &store->plan[u];
