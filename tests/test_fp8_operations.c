@@ -120,9 +120,9 @@ TEST(test_padding)
            wider = make(E4, 16, 48);
     Tensor groups = make(E16, 16, 32), plain = make(H, 16, 32);
     DIES("quantize_codes: y is (4, 32), x is (5, 32)", quantize_codes(shorter, x));
-    DIES("quantize_codes: (16, 48) from (5, 32)", quantize_codes(wider, x));
-    DIES("quantize_codes: (16, 32) from (5, 32)", quantize_codes(groups, x));
-    DIES("quantize_codes: (16, 32) from (5, 32)", quantize_codes(plain, x));
+    DIES("quantize_codes: y is (16, 48), x is (5, 32)", quantize_codes(wider, x));
+    DIES("quantize_codes: y is (16, 32), x is (5, 32)", quantize_codes(groups, x));
+    DIES("quantize_codes: y is (16, 32), x is (5, 32)", quantize_codes(plain, x));
     DIES("quantize: y is (16, 32)", quantize(longer, x));
     DIES("expand_operand: x is bf16 without a transpose", expand_operand(plain, plain));
     release();
