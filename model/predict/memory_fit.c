@@ -66,18 +66,25 @@ static int largest_with(const Config *c)
     return fits;
 }
 
-/* First tries without offload and tiles, which is faster. If no micro-batch fits, offloads
+/* First tries without automatic offload and tiles, which is faster. If no micro-batch fits, offloads
  * everything that the configuration allows. */
-int memory_fit_largest(const Config *c)
+int memory_fit_largest(const Config *c, bool *offloads)
 {
-    Config all = *c;
-    all.tiled_mlp_tokens = c->tiled_mlp_tokens > 0 ? c->tiled_mlp_tokens : INT_MAX;
-    HostUse *const use[] = { &all.offload.activations, &all.offload.frozen, &all.offload.optimizer,
-                             &all.offload.master };
+    Config tried = *c;
+    tried.tiled_mlp_tokens = c->tiled_mlp_tokens > 0 ? c->tiled_mlp_tokens : INT_MAX;
+    HostUse *const use[] = { &tried.offload.activations, &tried.offload.frozen,
+                             &tried.offload.optimizer, &tried.offload.master };
     for (int i = 0; i < 4; i++)
         *use[i] = *use[i] == HOST_AUTO ? HOST_NEVER : *use[i];
-    const int largest = largest_with(&all);
-    return largest > 0 ? largest : largest_with(c);
+    int largest = largest_with(&tried);
+    if (largest == 0) {
+        tried = *c;
+        largest = largest_with(c);
+    }
+    *offloads = false;
+    for (int i = 0; i < 4; i++)
+        *offloads |= *use[i] != HOST_NEVER;
+    return largest;
 }
 
 /* Returns the least number of ranks, a power of two, on which one sequence fits if all of them share
@@ -109,7 +116,7 @@ static void print_ranks(const Config *c)
                ranks, memory_of_device(c) / GIB, ranks);
 }
 
-static void print_largest(const Config *c, int largest)
+static void print_largest(const Config *c, int largest, bool offloads)
 {
     const int all = sequences_of_rank(c);
     int divisor = largest;
@@ -120,8 +127,9 @@ static void print_largest(const Config *c, int largest)
              "recipe that stores less (coat-lean, "
              "activations.keep=block)");
     else
-        printf("largest micro-batch that fits: %d sequence%s of %d tokens", largest,
-               largest > 1 ? "s" : "", c->model.max_sequence_length);
+        printf("largest micro-batch that fits %s CPU offload: %d sequence%s of %d tokens",
+               offloads ? "with" : "without", largest, largest > 1 ? "s" : "",
+               c->model.max_sequence_length);
     if (largest == all)
         puts(", all sequences of a rank in a step");
     else if (largest > 0)
@@ -132,11 +140,12 @@ static void print_largest(const Config *c, int largest)
 void memory_fit_print(const Config *c)
 {
     const double bytes = memory_fit_needed(c), device = smallest_device(c);
-    const int largest = c->generate ? 0 : memory_fit_largest(c);
+    bool offloads = false;
+    const int largest = c->generate ? 0 : memory_fit_largest(c, &offloads);
     if (comm_rank() != 0)
         return;
     if (!c->generate)
-        print_largest(c, largest);
+        print_largest(c, largest, offloads);
     if (!c->generate && largest == 0)
         print_ranks(c);
     printf("%s: %.1f of %.1f GiB", bytes <= device ? "fits" : "DOES NOT FIT", bytes / GIB,
