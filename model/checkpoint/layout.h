@@ -27,7 +27,7 @@ typedef struct {
     size_t per;
     size_t bytes;              /* bytes of an element; for ENTRY_SCALE, of all scales of a group */
     size_t first, count, held; /* numbers of elements */
-    /* the parameter of which this is a tensor rank's part; NULL: the tensor is whole */
+    /* the entry is this tensor rank's part of the parameter `cut`; NULL: the tensor is whole */
     const Param *cut;
     /* if `cut`: start of the tensor in this rank's slice, and in the whole parameter */
     size_t in_param, in_whole;

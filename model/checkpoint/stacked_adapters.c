@@ -30,7 +30,8 @@ static const Stack *stack_of(const SafeTensor *t)
     return NULL;
 }
 
-/* A stacked tensor t with R ranks of each expert, of which part p has those from p * step on. */
+/* A stacked tensor t. Each expert has R of its ranks. Part p of an expert begins at rank p * step
+ * of these R. */
 typedef struct {
     const SafeTensor *t;
     const Stack *kind;

@@ -15,7 +15,7 @@ double *router_sums(const Stream *s);
  * of each expert, too, a list per block. NULL: on other ranks, and without sums. */
 json_t *router_report(const Stream *s, const double *sums, bool detailed);
 
-/* The model uses the bias of a checkpoint. Dies if the bias is that of another model; warns if the
+/* The model uses the bias of a checkpoint. Dies if the bias is from another model; warns if the
  * checkpoint has a bias and the model has none. */
 void router_load_bias(Stream *s, const TrainState *t, const char *folder);
 

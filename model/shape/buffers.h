@@ -345,8 +345,8 @@ static inline int mlp_rows(const Stream *s, Keep keep)
     return keep_recomputes(keep) ? s->tile : s->rows;
 }
 
-/* Rows of gate, up, SwiGLU and their gradients: those of the MLP or, with experts, of the
- * assignments of these tokens. */
+/* Number of rows of gate, up, SwiGLU and their gradients: the rows of the MLP or, with experts, one
+ * row for each assignment of these tokens, and padding. */
 static inline int hidden_rows(int tokens, int experts, int top_k)
 {
     return experts > 0 ? routing_rows(tokens, experts, top_k) : tokens;

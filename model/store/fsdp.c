@@ -169,8 +169,8 @@ UnitTensors *fsdp_grads(ParamStore *store, int u)
     return &store->dunit[u];
 }
 
-/* This rank's gradients of replicated parameters, of which each tensor rank has a copy: each rank
- * has computed a part of the sum. */
+/* This rank's gradients of replicated parameters. Each tensor rank has a copy of these parameters,
+ * and has computed a part of the sum. */
 static Tensor copied_grads(const ParamStore *store, int u)
 {
     size_t first;
