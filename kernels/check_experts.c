@@ -80,7 +80,7 @@ void check_route_backward(Tensor dlogits, const float *dweight, Tensor logits, R
     check_f32_or_bf16(op, "dlogits", dlogits, r.tokens, r.experts);
     CHECK(dweight, "%s: there is no dweight", op);
     CHECK(dlogits.data != logits.data, "%s: dlogits is logits", op);
-    CHECK(balance == 0 || counts.data, "%s: a balance loss without counts", op);
+    CHECK(balance == 0 || counts.data, "%s: the balance loss needs counts, which are absent", op);
     if (counts.data)
         check_groups(op, "counts", counts, r);
 }

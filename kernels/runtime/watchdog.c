@@ -1,8 +1,8 @@
 /* A collective waits for ever for a missing rank. Launchers detect a process that has ended.
  * Launchers do not detect which operation this process was in, and they do not detect a process
  * that hangs. So each rank has a thread that reads, a few times a second, the states of all ranks
- * that it knows: those of its host, and those of other hosts that hosts.h brings. This thread ends
- * the run in four cases:
+ * that it knows: the ranks of its host, and the ranks of other hosts whose states hosts.h brings.
+ * This thread ends the run in four cases:
  *   - The process of another rank is gone, without having announced its end, or it announced its
  *     end but has not ended the other ranks.
  *   - The device's communication reports an error.

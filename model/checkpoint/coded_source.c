@@ -419,7 +419,7 @@ bool coded_source_shape(CodedShape *to, SafeFile *const *file, int count, const 
     return says && to->rows > 0 && to->cols > 0;
 }
 
-/* ---- tensors of no matrix -------------------------------------------------------------------- */
+/* ---- tensors that belong to no matrix -------------------------------------------------------- */
 
 /* Adds the name of the tensor STEM<suffix> to the text. */
 static void add_name(char **text, const char *stem, const char *suffix)

@@ -456,7 +456,7 @@ static uint32_t read_entry(EntryReader *r, const Shard *s, void *values)
     return p->is_copy ? 0 : sum;
 }
 
-/* Whether loading rounds this frozen weight, so that no exact copy of it remains. dtype: its type
+/* Whether loading rounds a frozen weight. Then the run has no exact copy of the weight. dtype: type
  * in the file. */
 static bool is_rounded(const LayoutEntry *p, const char *dtype)
 {

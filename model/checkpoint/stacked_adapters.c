@@ -30,8 +30,7 @@ static const Stack *stack_of(const SafeTensor *t)
     return NULL;
 }
 
-/* A stacked tensor t. Each expert has R of its ranks. Part p of an expert begins at rank p * step
- * of these R. */
+/* A stacked tensor t with R ranks per expert. Part p begins at rank p * step. */
 typedef struct {
     const SafeTensor *t;
     const Stack *kind;

@@ -18,5 +18,5 @@ char *reference_path(const Loader *l, const Config *c, const char *folder);
  * run began may no longer exist. Returns false if no file is found. All ranks must call this. */
 bool reference_use(Loader *l, const Config *c, const char *folder, bool exact);
 
-/* Dies with a message that names the expected file, and those that are there. */
+/* Dies with a message that names the expected file and the files in the folder. */
 _Noreturn void reference_missing(const Loader *l, const Config *c, const char *folder);

@@ -18,19 +18,18 @@ typedef enum {
     DOUBLE,
     FLOAT,
     BOOL,
-    CHOICE,   /* int or an enum: the value of one of the `words` */
-    STRING,   /* char * */
-    PATHS,    /* char **paths, int count: a list or a single path */
-    PATTERNS, /* as PATHS, with char **patterns, int count */
-    NAMES,    /* as PATHS, with char **names, int count */
-    DATASETS, /* NamedPaths *sets, int count: a map of name: [paths] */
-    BETAS,    /* double[2] */
-    DURATION, /* Duration */
-    FORMAT,   /* Format */
-    /* LayerTypes: a list of the two `words`; the second word stands for marked blocks */
-    LAYER_TYPES,
-    SECTIONS, /* a list of sections, whose keys are the rows name[].key (data_mixture.c) */
-    FIXED,    /* no value is stored: only the `choices` are accepted; `help` says why */
+    CHOICE,      /* int or an enum: the value of one of the `words` */
+    STRING,      /* char * */
+    PATHS,       /* char **paths, int count: a list or a single path */
+    PATTERNS,    /* as PATHS, with char **patterns, int count */
+    NAMES,       /* as PATHS, with char **names, int count */
+    DATASETS,    /* NamedPaths *sets, int count: a map of name: [paths] */
+    BETAS,       /* double[2] */
+    DURATION,    /* Duration */
+    FORMAT,      /* Format */
+    LAYER_TYPES, /* LayerTypes: a list of two `words`; the second word marks a block */
+    SECTIONS,    /* a list of sections, whose keys are the rows name[].key (data_mixture.c) */
+    FIXED,       /* no value is stored: only the `choices` are accepted; `help` says why */
     TYPE_MASK = 31,
     /* flag: the key only sets other keys, so the written configuration lacks it */
     SPENT = 32,

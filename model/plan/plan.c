@@ -21,7 +21,7 @@ static bool has_scales_of_step(const Stream *s)
 struct Planner {
     Arena *arena, *amaxes;
     Model *m;
-    Stream *stream; /* the stream to whose units the tensors belong */
+    Stream *stream; /* the stream of the unit that is planned */
     const ParamStore *store;
     bool transposes;
     int layer;

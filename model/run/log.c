@@ -161,7 +161,8 @@ static void set_mix(json_t *o, const Config *c, const uint32_t *share, long step
     }
 }
 
-/* Adds the means over pairs, with TRL's names. prefix: "" or that of an evaluator. */
+/* Adds the means over pairs, with TRL's names. prefix: "", or the prefix of an evaluator's metrics.
+ * */
 static void set_pairs(json_t *o, const Config *c, const char *prefix, const double *sum)
 {
     static const struct {

@@ -150,6 +150,6 @@ Nf4 param_nf4(const Param *p, const void *groups, bool plain);
 /* The number of groups of this matrix. */
 size_t param_nf4_groups(const Param *p);
 
-/* The output columns of a linear layer of block `layer` that have an adapter, without the adapter's
- * weights; num_projections 0: none. */
+/* Returns which projections of a linear layer of block `layer` have an adapter, and their columns
+ * in the layer's output. The weights are not set. num_projections 0: there is no adapter. */
 LoraMatrix adapter_projections(const ModelConfig *c, int layer, Linear linear);

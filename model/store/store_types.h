@@ -61,7 +61,7 @@ typedef struct {
     Step step;
     int uses;
     const Param *param;
-    int items; /* number of items in `from` and `to`, beginning with `param` */
+    int items; /* number of items in `from` and `to`; `param` is the first item */
     Tensor from, to;
 } Copy;
 
