@@ -34,7 +34,7 @@ def planned(options, recipe, ranks):
                            device_memory(options), f"--global_train_batch_size={ranks * MOST}",
                            "--device_train_microbatch_size=1", "--fsdp.grad_sync_mode=micro_batch"],
                           capture_output=True, text=True)
-    found = re.search(r"largest micro-batch that fits[^:]*: (none|\d+)", done.stdout)
+    found = re.search(r"largest micro-batch that fits: (none|\d+)", done.stdout)
     if not found:
         sys.exit(f"error: {recipe} on {ranks} ranks printed no memory plan:\n{done.stdout[-2000:]}{done.stderr}")
     return 1 if found[1] == "none" else int(found[1])

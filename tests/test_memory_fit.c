@@ -96,8 +96,7 @@ TEST(test_measured)
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         Config *c = plan(rows[i].ranks, rows[i].recipe, "74.506", rows[i].model);
-        bool offloads;
-        const int found = memory_fit_largest(c, &offloads);
+        const int found = memory_fit_largest(c);
         if (found != rows[i].largest || found < rows[i].measured)
             fail_msg("%s, %s on %d: %d sequences, expected %d, measured were %d",
                      rows[i].model ? "13B" : "7B", rows[i].recipe, rows[i].ranks, found,
@@ -214,24 +213,8 @@ TEST(test_small_device)
                      NULL };
     Config *c = config_load(8, argv, 1, checkpoint_latest);
     assert_true(memory_fit_needed(c) <= memory_of_device(c));
-    bool offloads;
-    assert_int_equal(memory_fit_largest(c, &offloads), 3);
-    assert_false(offloads);
+    assert_int_equal(memory_fit_largest(c), 3);
     config_free(c);
-}
-
-/* A small device, on which nothing fits without CPU offload, may fit a larger micro-batch than a
- * large device does without CPU offload. The line says which of the two it means. */
-TEST(test_line_names_offload)
-{
-    expect_status(dry_run(1, "--ranks=1 --data=null --recipe=coat --device_memory=80"), 0);
-    expect_output("largest micro-batch that fits without CPU offload: ");
-    expect_status(dry_run(1, "--ranks=1 --data=null --recipe=coat --device_memory=40"), 0);
-    expect_output("largest micro-batch that fits with CPU offload: ");
-    expect_status(dry_run(1, "--ranks=1 --data=null --recipe=coat --device_memory=80 "
-                             "--offload.activations=all"),
-                  0);
-    expect_output("largest micro-batch that fits with CPU offload: ");
 }
 
 /* With stages, a step keeps its number of micro-batches, because micro-batches in flight take
@@ -259,9 +242,7 @@ TEST(test_stages)
         fits += memory_fit_needed(&other) <= memory_of_device(c);
     }
     assert_in_range(fits, MICRO_BATCHES + 1, MOST - 1);
-    bool offloads;
-    assert_int_equal(memory_fit_largest(c, &offloads), fits);
-    assert_false(offloads);
+    assert_int_equal(memory_fit_largest(c), fits);
     config_free(c);
 }
 

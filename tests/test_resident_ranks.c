@@ -291,7 +291,6 @@ TEST(test_smallest_device)
 {
     enum { SEQUENCES = 5, MORE = 3 };
     Run r;
-    bool offloads;
     open_run(&r, COAT, GATHER_OFTEN);
     r.config.dry_run = true;
     r.config.ranks = comm_size();
@@ -299,7 +298,7 @@ TEST(test_smallest_device)
     r.config.device_memory = 1;
     r.config.device_train_microbatch_size = SEQUENCES + MORE * (comm_size() - 1 - comm_rank());
     r.config.device_memory = memory_fit_needed(&r.config) / (1 << 30);
-    assert_int_equal(memory_fit_largest(&r.config, &offloads), SEQUENCES);
+    assert_int_equal(memory_fit_largest(&r.config), SEQUENCES);
 }
 
 int main(int argc, char **argv)

@@ -96,10 +96,10 @@ static int largest_with(const Config *c)
  * demands it. */
 static int largest_on_device(const Config *c)
 {
-    Config tried = *c;
-    tried.tiled_mlp_tokens = c->tiled_mlp_tokens > 0 ? c->tiled_mlp_tokens : INT_MAX;
-    HostUse *const use[] = { &tried.offload.activations, &tried.offload.frozen,
-                             &tried.offload.optimizer, &tried.offload.master };
+    Config all = *c;
+    all.tiled_mlp_tokens = c->tiled_mlp_tokens > 0 ? c->tiled_mlp_tokens : INT_MAX;
+    HostUse *const use[] = { &all.offload.activations, &all.offload.frozen, &all.offload.optimizer,
+                             &all.offload.master };
     for (int i = 0; i < 4; i++)
         *use[i] = *use[i] == HOST_AUTO ? HOST_NEVER : *use[i];
     return largest_with(&all);

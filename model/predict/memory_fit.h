@@ -7,8 +7,8 @@
 double memory_fit_needed(const Config *c);
 
 /* The largest micro-batch that fits, in sequences, up to a rank's sequences of a step; 0: no
- * micro-batch fits. *offloads: false if it fits without CPU offload. Larger ones may fit with it. */
-int memory_fit_largest(const Config *c, bool *offloads);
+ * micro-batch fits. */
+int memory_fit_largest(const Config *c);
 
 /* Prints the last lines of a dry run on stdout, on rank 0. */
 void memory_fit_print(const Config *c);
