@@ -59,8 +59,8 @@ void check_items(const char *op, Tensor y, Tensor x, int items)
     if (items == 1)
         return;
     CHECK(items > 1 && x.rows % items == 0 && y.rows == x.rows && y.cols == x.cols,
-          "%s: y is (%d, %d), x is (%d, %d); expected the same, in %d items", op, y.rows, y.cols,
-          x.rows, x.cols, items);
+          "%s: y is (%d, %d), x is (%d, %d); expected one shape, divided into %d items", op, y.rows,
+          y.cols, x.rows, x.cols, items);
     CHECK(tensor_numel(x) / (size_t)items % TOGETHER == 0,
           "%s: %d items of %d x %d elements; expected a multiple of %d in each", op, items,
           x.rows / items, x.cols, (int)TOGETHER);
