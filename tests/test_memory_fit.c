@@ -351,7 +351,7 @@ TEST(test_large_matrices)
              model);
     expect_status(dry_run(1, arguments), 0);
     snprintf(arguments, sizeof arguments, "%s --model.mlp_hidden_size=131072", model);
-    expect_status(dry_run(1, arguments), 1);
+    expect_status(dry_run(1, arguments), STATUS_INPUT);
     expect_output("error: block 0: gate_up has 131072 x 16384 numbers; a matrix can have at most "
                   "2147483391. Use a smaller");
 }
@@ -378,7 +378,7 @@ TEST(test_unknown_memory)
 {
     if (on_gpu())
         skip();
-    expect_status(dry_run(1, "--recipe=bf16 --ranks=64"), 1);
+    expect_status(dry_run(1, "--recipe=bf16 --ranks=64"), STATUS_INPUT);
     expect_output(
         "To plan for 64 ranks (1 started), give the memory of a GPU in GiB: --device_memory=80");
     assert_null(strstr(output, "fits"));
