@@ -114,8 +114,8 @@ HOST_DEVICE static inline int nf4_blocks(Nf4 x, int cols, size_t group)
 
 /* On the host: returns the absmax of block `block` of group `group`, as it is decoded. */
 float nf4_absmax(Nf4 x, size_t group, size_t block);
-/* On the host: sets block i of plain groups to block k of x. Both numbers are counted from the
- * first block of the first group. */
+/* On the host: copies block k of x, with its absmax decoded, to block i of the groups that begin at
+ * `to`. Both numbers count blocks from the first group on. */
 void nf4_copy_block(Nf4PlainGroup *to, size_t i, Nf4 x, size_t k);
 
 /* On the host: encodes a group of n elements x of a tensor with this offset. */

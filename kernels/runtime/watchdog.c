@@ -211,9 +211,9 @@ static _Noreturn void report(const Fault *f)
     end(text, 1, comm_local_size() == ranks ? f->who : self);
 }
 
-/* NOTE: when a rank has ended, launchers send signals to the remaining ranks, too. The message of
- * the ended rank, or that of the watchdogs, should come first. Ranks that have no watchdog yet wait
- * for rank 0, whose end ends them too. */
+/* NOTE: when a rank has ended, launchers send signals to the remaining ranks, too. The ended rank's
+ * message, or a watchdog's message, should come first. Ranks that have no watchdog yet wait for
+ * rank 0, whose end ends them too. */
 void watchdog_end(const char *text, int status)
 {
     usleep(table ? (useconds_t)(2 * INTERVAL * 1e6) : comm_rank() > 0 ? 1000000 : 0);

@@ -26,7 +26,7 @@ const ConfigKey config_keys[] = {
     OTHER ("score", STRING, "null", C(score),
            "write the log-probability of each label of data.paths, and of evaluators of type preference, to this folder with the model "
            "of load_path, and stop. Each file has a float32 number for each token, in the order of the shards; 0: the token is no "
-           "label. The names have hashes of model, recipe and data. Give the configuration, with the recipe, of the run that uses them"),
+           "label. The names have hashes of model, recipe and data. Use the same configuration and recipe as the run that will read the files"),
     OTHER ("generate", STRING, "null", C(generate),
            "continue the prompts in this file with the model of load_path, print the continuations and stop. Each line of the file "
            "is a prompt: {\"tokens\": [...]}. No data are needed and no files are written. The default recipe is bf16"),

@@ -16,7 +16,7 @@ typedef enum {
     RATE_ATTENTION_BACKWARD,
     RATE_MEMORY,  /* bytes of all operations except the operations of adapters */
     RATE_ADAPTER, /* bytes of operations of adapters */
-    /* share of the time of a GEMM's bytes that its products do not hide */
+    /* share of a GEMM's memory time that does not overlap with its products */
     RATE_EXPOSED,
     RATE_START,      /* time to start an operation */
     RATE_HOST,       /* copies between host and device */
@@ -85,7 +85,7 @@ static double products_per_second(const Event *e)
     return rate(e->bits == 8 ? RATE_FP8 : e->bits == 16 ? RATE_BF16 : RATE_F32);
 }
 
-/* A GEMM's products hide a part of the time for the bytes that it moves. */
+/* A GEMM moves a part of its bytes while it computes products. */
 static double device_seconds(const Event *e)
 {
     const double bytes = e->bytes * (e->flops > 0 && !is_attention(e) ? rate(RATE_EXPOSED) : 1);
@@ -96,7 +96,7 @@ static double device_seconds(const Event *e)
 
 /* ---- ranks ----------------------------------------------------------------------------------- */
 
-/* How many ranks of this rank's group g are on its host. */
+/* How many ranks of this rank's group g are on this rank's host. */
 static int neighbours_on_host(const Topology *p, Ranks g)
 {
     const int first = p->rank / p->gpus_per_host * p->gpus_per_host,

@@ -97,7 +97,7 @@ typedef struct {
  *                load_balancing_loss_func] */
 typedef enum { BALANCE_NONE, BALANCE_MICRO_BATCH, BALANCE_SEQUENCE, BALANCE_POOLED } BalanceLoss;
 
-/* The MLPs of experts, of which a router chooses some for each token. */
+/* The experts: MLPs, some of which the router chooses for each token. */
 typedef struct {
     int count; /* E: experts of a block; 0: each block has one MLP */
     int top_k; /* k: experts of a token */
@@ -288,8 +288,7 @@ static inline int pipeline_stages(const Strategy *s)
     return s->pipeline_stages > 1 ? s->pipeline_stages : 1;
 }
 
-/* Data-parallel degree of `ranks` ranks: the number of groups, each of which reads its own
- * sequences. */
+/* Data-parallel degree of `ranks` ranks: how many groups of ranks read different sequences. */
 static inline int data_ranks(const Strategy *s, int ranks)
 {
     return ranks / (context_ranks(s) * tensor_ranks(s) * pipeline_stages(s));
