@@ -22,7 +22,7 @@ from trl.experimental.cpo import CPOConfig, CPOTrainer
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-MODEL, ADAPTER, OUTPUT = os.path.join(TOP, "tests/golden/llama"), os.path.join(TOP, "tests/golden/lora/llama"), os.path.join(TOP, "tests/golden/preference.json")
+MODEL, ADAPTER, OUTPUT = (os.path.join(TOP, "tests/golden", name) for name in ("llama", "lora/llama", "preference.json"))
 VOCABULARY, EOS, STEPS, PAIRS = 99, 0, 8, 8
 RATE, EPS, TEMPERATURE = 0.02, 1e-3, 0.7
 SETTINGS = dict(output_dir="/tmp/golden_preference", per_device_train_batch_size=PAIRS, max_steps=STEPS, learning_rate=RATE,

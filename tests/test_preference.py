@@ -3,7 +3,7 @@
 several ranks, resumed; LoRA with its base as reference; stored log-probabilities; the evaluator of pairs; refused settings.
 
 BUILD and LAUNCH as scripts/run-tests sets them."""
-import glob, gzip, json, math, os, shlex, shutil, struct, subprocess, tempfile, unittest
+import glob, gzip, json, math, os, re, shlex, shutil, struct, subprocess, tempfile, unittest
 
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TRAIN = os.path.join(TOP, os.environ.get("BUILD", "build/cpu"), "train")
@@ -249,6 +249,7 @@ class PreferenceTest(unittest.TestCase):
 
     def test_refused(self):
         for more, *words in (({"preference.loss": "hinge"}, "hinge", "apo_zero"),
+                             ({"preference.loss": "kto"}, "kto", "apo_zero"),
                              ({"parallelism.context": 2}, "does not support parallelism.context"),
                              ({"softmax_auxiliary_loss": "true"}, "has no z-loss"),
                              ({"data.packing": "concat"}, "needs --data.packing=best_fit"),
@@ -260,6 +261,18 @@ class PreferenceTest(unittest.TestCase):
                 printed = self.call({**self.settings("dpo"), **more}, ranks, fails=True)
                 for word in words:
                     self.assertIn(word, printed)
+
+    def test_memory(self):
+        """The logits of a micro-batch never exist together, nor does a second model: pairs take only the weights of labels."""
+        plans = []
+        for loss in ("none", "dpo"):
+            more = {"preference.loss": loss, "dry_run": "true", "device_memory": 79, "save_folder": "null", "max_duration": 1,
+                    "model.max_sequence_length": 8192, "device_train_microbatch_size": 2, "global_train_batch_size": 2,
+                    "softmax_auxiliary_loss": "false", "data.generate_doc_lengths": "false", "data.packing": "best_fit",
+                    "data.document_boundaries": "metadata"}
+            printed = self.call(more, config=os.path.join(TOP, "configs/Llama-3-8B.yaml"))
+            plans.append(float(re.search(r"total ([0-9.]+) of 79", printed)[1]))
+        self.assertLess(plans[1] - plans[0], 0.002)         # GiB: float32 logits of these tokens would be 7.8, a BF16 model 15
 
     def test_odd_documents(self):
         folder = write_pairs(os.path.join(self.top, "odd"), GOLDEN["pairs"])
