@@ -6,8 +6,9 @@
 The model is tests/golden/llama, in float32 on a CPU. Each step has all pairs, so their order does not matter. The pairs are odd on
 purpose: sides of one token, sides of different lengths, two equal sides. Prompts of `pairs` have several tokens, those of
 `short` have one: TRL's ORPO counts tokens of prompts in the cross entropy of the chosen sides, and a prompt of one token has no
-label. Runs with an adapter train golden/lora/llama, which is also the reference, or the same adapter with B = 0, so that the reference
-is the base. `sharpened` are log-probabilities with a temperature. TRL's `sigmoid` ignores label_smoothing; cDPO is checked by its formula in tests/test_preference.py.
+label. Runs with an adapter train golden/lora/llama, which is also the reference, or the same adapter with B = 0, so that the
+reference is the base. `sharpened` are log-probabilities with a temperature. TRL's `sigmoid` ignores label_smoothing; cDPO is checked
+by its formula in tests/test_preference.py.
 """
 import copy, json, os, random
 

@@ -213,7 +213,8 @@ class PreferenceTest(unittest.TestCase):
                 self.assertLess(max(abs(a - b) for a, b in zip(read_logps(other), logps)), 1e-4, more)
         reference = {"preference.reference": scores}
         self.assert_close(self.train({**settings, **reference}), expected, "with --score")
-        for wrong in ({"recipe": "bf16"}, {"loss_temperature": 0.7}, {"model.max_sequence_length": 64}, {"load_path": os.path.join(TOP, "tests/golden/olmo2")}):
+        for wrong in ({"recipe": "bf16"}, {"loss_temperature": 0.7}, {"model.max_sequence_length": 64},
+                      {"load_path": os.path.join(TOP, "tests/golden/olmo2")}):
             printed = self.call({**self.settings("dpo"), **reference, **wrong}, fails=True)
             self.assertIn("no log-probabilities of the reference model", printed)
             self.assertIn(os.path.basename(path), printed)
