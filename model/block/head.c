@@ -52,8 +52,8 @@ static void chunk_backward_fp8(Model *m, int n, Tensor logits, Tensor h, Tensor 
  * GEMMs, so a step takes 1/3 x 0.53 / 7.5 = 2.3 % more FLOPs, not counting attention. The
  * alternative, to scale the rows of dLoss/d(final_h) afterwards, takes neither FLOPs nor memory, but
  * works only for a frozen head: the gradient of the head's weight sums over rows, so it would need
- * the gradients of all logits, 2 N V bytes: 4.2 GB for 16,384 tokens. With adapters, a step has 4 x 7.5 parts, of which it would save 2 x
- * 0.53, or 3.5 %. */
+ * the gradients of all logits, 2 N V bytes: 4.2 GB for 16,384 tokens. With adapters, a step has 4
+ * x 7.5 parts, of which it would save 2 x 0.53, or 3.5 %. */
 static float weigh_labels(Model *m, Tensor weight)
 {
     for (int n = 0, chunk = m->logits.rows; n < m->text.N; n += chunk) {
