@@ -321,19 +321,19 @@ void matmul_dx_swiglu(Tensor dgate_up, Tensor act, Tensor dact, Tensor dy, Tenso
 
 /* ---- loss ------------------------------------------------------------------------------------ */
 
-/* For each row n of logits (N, V), over the first `vocab` columns: z = log sum exp, loss[n] = z -
- * logits[target[n]] and zloss[n] = z^2. Both losses are 0 where target[n] < 0 (masked). If
+/* For each row n of logits (N, V), over the first `vocab` columns of x = logits / temperature: z =
+ * log sum exp x, loss[n] = z - x[target[n]] and zloss[n] = z^2. Both losses are 0 where target[n] < 0 (masked). If
  * `backward`, the logits then become scale * weight[n] * d(loss + z_weight * zloss)/d(logits). This
  * gradient is 0 in masked rows and in columns from `vocab` on. weight NULL: all weights are 1. */
 void cross_entropy(Tensor logits, float *loss, float *zloss, const int *target, const float *weight,
-                   int vocab, float scale, float z_weight, bool backward);
+                   int vocab, float temperature, float scale, float z_weight, bool backward);
 
 /* As cross_entropy, but the gradient is written in FP8 to the data of `gradient`. Its scale follows
  * from amax; larger values saturate. If `gradient` has more rows or columns than the logits, the
  * additional elements become 0. The logits do not change. */
 void cross_entropy_codes(Tensor gradient, float amax, Tensor logits, float *loss, float *zloss,
-                         const int *target, const float *weight, int vocab, float scale,
-                         float z_weight);
+                         const int *target, const float *weight, int vocab, float temperature,
+                         float scale, float z_weight);
 
 /* ---- reductions and the optimizer ------------------------------------------------------------ */
 

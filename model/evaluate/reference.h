@@ -1,7 +1,7 @@
 /* Stored log-probabilities of the labels of a data set, as float32 files in a folder: one number for
  * each token of the data, in the order of the shards; 0: the token is no label, or not in the packed
  * sequences. The names are logps-MODEL-RECIPE-DATA.f32, with a hash of the loaded weights, of the
- * formats of the forward pass, and of the packed data. */
+ * formats of the forward pass and the temperature, and of the packed data. */
 #pragma once
 #include "data/loader.h"
 #include "model/shape/config.h"

@@ -311,6 +311,9 @@ const ConfigKey config_keys[] = {
     OTHER ("softmax_auxiliary_loss", BOOL, "false", X(softmax_auxiliary_loss),
            "add the z-loss: auxiliary_loss_multiplier * log(Z)^2"),
     OPTION("auxiliary_loss_multiplier", DOUBLE, "1e-4", 0, 0, 1e3, X(auxiliary_loss_multiplier), "factor of the z-loss"),
+    NUMBER("loss_temperature", DOUBLE, "1", 0.01, 100, C(loss_temperature),
+           "divisor of the logits in the head, for the loss of training and evaluation and for the log-probabilities of --score. For "
+           "texts that were generated with a temperature, give the same number"),
     NUMBER("loss_chunk", INT, "0", 0, MANY, C(loss_chunk),
            "number of tokens whose logits are in memory at the same time; 0: automatic"),
     NUMBER("tiled_mlp_tokens", INT, "0", 0, MANY, C(tiled_mlp_tokens),

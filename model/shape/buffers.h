@@ -282,6 +282,7 @@ typedef struct Model {
     Outgoing outgoing[NUM_NEIGHBOURS];
 
     /* the head */
+    float temperature;  /* divides the logits of a loss */
     float *final_stats; /* (N, 2) mean and rstd of the last block's output */
     Tensor final_h;     /* (N, C) operand of the head's GEMM */
     Tensor logits;      /* (chunk, V); the logits of all N rows never exist together */

@@ -443,7 +443,8 @@ typedef struct {
     struct {
         HostUse activations, frozen, optimizer, master;
     } offload;
-    int loss_chunk; /* number of tokens whose logits exist at once; 0: automatic */
+    double loss_temperature; /* divides the logits of the loss; 0: 1 */
+    int loss_chunk;          /* number of tokens whose logits exist at once; 0: automatic */
     /* number of tokens whose MLP is computed at once in blocks that recompute it; 0: automatic */
     int tiled_mlp_tokens;
 
