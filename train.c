@@ -71,23 +71,28 @@ static void on_signal(int number)
         signal(SIGINT, SIG_DFL);
 }
 
-/* A signal that the process ignores, as SIGHUP under nohup, stays ignored. SIGINT is an exception,
- * because shells let background processes ignore it. */
-static void stop_at_signal(int number)
+/* The signals at which a run saves and ends. */
+static const int stopping[] = { SIGTERM, SIGHUP, SIGINT, SIGUSR1, SIGUSR2, SIGXCPU };
+static const size_t nstopping = sizeof stopping / sizeof stopping[0];
+static bool ignored[NSIG];
+
+/* A signal that the process ignores when it starts, as SIGHUP under nohup, stays ignored. SIGINT is
+ * an exception, because shells let background processes ignore it. */
+static void find_ignored_signals(void)
 {
-    if (signal(number, on_signal) == SIG_IGN && number != SIGINT)
-        signal(number, SIG_IGN);
+    struct sigaction is;
+    for (size_t i = 0; i < nstopping; i++)
+        ignored[stopping[i]] = stopping[i] != SIGINT && sigaction(stopping[i], NULL, &is) == 0 &&
+                               is.sa_handler == SIG_IGN;
 }
 
 /* NOTE: mpirun forwards SIGUSR1 and SIGUSR2. After SIGTERM or SIGHUP, mpirun kills the ranks within
  * a second. In a process without mpirun, OpenMPI loads the OpenCL drivers of the GPU, whose LLVM
- * replaces the handlers of SIGUSR1 and SIGXCPU. So main calls this function again when all libraries
- * are loaded. */
+ * replaces all these handlers. So main calls this function again when all libraries are loaded. */
 static void set_signals(void)
 {
-    static const int stopping[] = { SIGTERM, SIGHUP, SIGINT, SIGUSR1, SIGUSR2, SIGXCPU };
-    for (size_t i = 0; i < sizeof stopping / sizeof stopping[0]; i++)
-        stop_at_signal(stopping[i]);
+    for (size_t i = 0; i < nstopping; i++)
+        signal(stopping[i], ignored[stopping[i]] ? SIG_IGN : on_signal);
 }
 
 /* Reads this rank's part of the next batch. Sets *labels to the number of labels of all ranks. Sets
@@ -366,6 +371,7 @@ static _Noreturn void end_for_data(Run *r, int lost, const char *problem)
     if (r->state.step > r->first_step)
         save(r);
     finish_saving(r);
+    error_set_status(STATUS_INPUT);
     if (speaker == comm_rank())
         die("%s; step %ld has no data, and %s", problem, r->state.step + 1,
             folder_say_latest(r->config->save_folder));
@@ -377,7 +383,8 @@ static void train(Run *r)
 {
     const Config *c = r->config;
     /* before this line, a closed stdout ends the process silently, as with --help */
-    stop_at_signal(SIGPIPE);
+    if (signal(SIGPIPE, on_signal) == SIG_IGN)
+        signal(SIGPIPE, SIG_IGN);
     bool stop = evaluates_first(r) && evaluate_all(r, false);
     if (samples_owed(r))
         stop |=
@@ -397,6 +404,7 @@ static void train(Run *r)
         if (!ready)
             break;
         training = 1;
+        error_set_status(STATUS_FAULT);
         StepStats t = train_step(r, labels);
         log_step(r->log, &t);
         gpu_health_step(r->health, t.step, t.tokens);
@@ -468,6 +476,7 @@ static void name_unit(int unit, char text[WATCHDOG_UNIT_NAME])
 
 int main(int argc, char **argv)
 {
+    error_set_status(STATUS_INPUT); /* until the first step */
     /* a write beyond ulimit -f then fails, and a message names the file */
     signal(SIGXFSZ, SIG_IGN);
     if (export_options_asked(argc, argv)) { /* no signal handlers: there is nothing to save */
@@ -476,6 +485,7 @@ int main(int argc, char **argv)
         comm_finish();
         return 0;
     }
+    find_ignored_signals();
     set_signals();
     error_hold_warnings(true);
     comm_start(&argc, &argv);
@@ -485,7 +495,7 @@ int main(int argc, char **argv)
         check_printed();
         watchdog_stop();
         comm_finish();
-        return argc < 2 ? 2 : 0;
+        return argc < 2 ? STATUS_INPUT : 0;
     }
     watchdog_set_timeout(c->timeout_seconds);
     trained_model = &c->model;

@@ -40,8 +40,8 @@ typedef struct {
  * the vocabulary, or features are missing or not finite. */
 long instance_read(Row row, const Instances *s, uint64_t i, char *error, size_t size);
 
-/* best_fit: moves the scores of an instance's targets, `row` (T), to the places of these tokens in
- * `scores`, which has a score for each token of all files. */
+/* Only with best_fit. Copies the scores of an instance's targets, `row` (T), to `scores`, which has
+ * one score per token of all files, in the order of the files. */
 void instance_put_scores(float *scores, const Instances *s, uint64_t i, const float *row);
 
 /* Fills the row with padding from token t on. The padding is a separate document. */

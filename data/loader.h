@@ -77,8 +77,8 @@ void loader_limit(Loader *l, uint64_t steps);
 /* Further batches get these scores (Batch.scores), a file mapped by map.h, which the loader unmaps.
  * NULL: no more scores. */
 void loader_use_scores(Loader *l, const float *scores);
-/* Copies the scores of the targets of a sequence of b, `row` (T), to the places of their tokens in
- * `scores` (loader_tokens). */
+/* Copies the scores of the targets of one sequence of b, `row` (T), to `scores`, which has
+ * loader_tokens() entries in the order of the files. */
 void loader_put_scores(const Loader *l, const Batch *b, int sequence, float *scores,
                        const float *row);
 

@@ -46,8 +46,8 @@ void check_quantized(Tensor y, Tensor x)
 {
     const bool longer = format_is_fp8(y.format) && !y.format.group && y.rows > x.rows;
     CHECK(y.cols == x.cols && (y.rows == x.rows || longer),
-          "quantize_codes: (%d, %d) from (%d, %d)", y.rows, y.cols, x.rows, x.cols);
-    CHECK(!x.channel, "quantize_codes: x has factors of columns");
+          "quantize_codes: y is (%d, %d), x is (%d, %d)", y.rows, y.cols, x.rows, x.cols);
+    CHECK(!x.channel, "quantize_codes: x has column factors; expected none");
 }
 
 void check_items(const char *op, Tensor y, Tensor x, int items)
@@ -59,7 +59,8 @@ void check_items(const char *op, Tensor y, Tensor x, int items)
     if (items == 1)
         return;
     CHECK(items > 1 && x.rows % items == 0 && y.rows == x.rows && y.cols == x.cols,
-          "%s: (%d, %d) from (%d, %d), of %d items", op, y.rows, y.cols, x.rows, x.cols, items);
+          "%s: y is (%d, %d), x is (%d, %d); expected one shape, divided into %d items", op, y.rows,
+          y.cols, x.rows, x.cols, items);
     CHECK(tensor_numel(x) / (size_t)items % TOGETHER == 0,
           "%s: %d items of %d x %d elements; expected a multiple of %d in each", op, items,
           x.rows / items, x.cols, (int)TOGETHER);
@@ -140,7 +141,7 @@ bool check_matmul(Tensor y, Tensor x, Tensor w, Tensor add)
     check_tensor(op, "y", y, x.rows, w.rows);
     if (add.data && !is_bias(add, y))
         check_tensor(op, "add", add, x.rows, w.rows);
-    CHECK(!w.channel, "%s: w has factors of columns; fold_channels removes them", op);
+    CHECK(!w.channel, "%s: w has column factors; fold_channels removes them", op);
     if (add.data && !format_equal(add.format, y.format))
         die("matmul: adds %s to %s; both must have the same format", format_name(add.format),
             format_name(y.format));
@@ -168,7 +169,7 @@ bool check_matmul_dw(Tensor dw, Tensor dy, Tensor x)
     check_tensor(op, "x", x, dy.rows, x.cols);
     check_tensor(op, "dw", dw, dy.cols, x.cols);
     check_plain(op, "dw", dw);
-    CHECK(!dy.channel, "%s: dy has factors of columns", op);
+    CHECK(!dy.channel, "%s: dy has column factors; expected none", op);
     const bool fp8 = check_gemm(op, dw, dy, x);
     if (fp8) {
         check_has_transpose(op, "dy", dy);
@@ -349,7 +350,7 @@ int check_lora_matrix(const char *op, LoraMatrix m, Tensor wide, Tensor xa)
     check_plain(op, "w", m.w);
     if (format_has_scales(wide.format) && (!format_is_fp8(wide.format) || wide.format.group))
         die("%s: x is %s; expected f32, bf16 or FP8 with one scale", op, format_name(wide.format));
-    CHECK(!wide.channel, "%s: x has factors of columns", op);
+    CHECK(!wide.channel, "%s: x has column factors; expected none", op);
     if (!m.is_b) {
         check_tensor(op, "A", m.w, r, wide.cols);
         return r;

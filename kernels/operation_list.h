@@ -172,17 +172,18 @@ OP(experts_matmul_dx_swiglu,
 /* ---- loss */
 OP(cross_entropy,
    (Tensor logits, float *loss, float *zloss, const int *target, const float *weight, int vocab,
-    float scale, float z_weight, bool backward),
-   (logits, loss, zloss, target, weight, vocab, scale, z_weight, backward), IN(logits),
+    float temperature, float scale, float z_weight, bool backward),
+   (logits, loss, zloss, target, weight, vocab, temperature, scale, z_weight, backward), IN(logits),
    MEMORY(target, (size_t)logits.rows * sizeof *target, READS), LABEL_WEIGHTS(weight, logits),
    CODES(logits, backward ? WRITES : 0), FLOATS(loss, logits.rows, 1, WRITES),
    FLOATS(zloss, logits.rows, 1, WRITES))
 OP(cross_entropy_codes,
    (Tensor gradient, float amax, Tensor logits, float *loss, float *zloss, const int *target,
-    const float *weight, int vocab, float scale, float z_weight),
-   (gradient, amax, logits, loss, zloss, target, weight, vocab, scale, z_weight), IN(logits),
-   MEMORY(target, (size_t)logits.rows * sizeof *target, READS), LABEL_WEIGHTS(weight, logits),
-   OUT(gradient), FLOATS(loss, logits.rows, 1, WRITES), FLOATS(zloss, logits.rows, 1, WRITES))
+    const float *weight, int vocab, float temperature, float scale, float z_weight),
+   (gradient, amax, logits, loss, zloss, target, weight, vocab, temperature, scale, z_weight),
+   IN(logits), MEMORY(target, (size_t)logits.rows * sizeof *target, READS),
+   LABEL_WEIGHTS(weight, logits), OUT(gradient), FLOATS(loss, logits.rows, 1, WRITES),
+   FLOATS(zloss, logits.rows, 1, WRITES))
 
 /* ---- reductions and the optimizer */
 OP(sum_values, (float *out, const float *x, size_t n), (out, x, n), MEMORY(x, n * sizeof *x, READS),

@@ -357,16 +357,18 @@ static void bench_loss(const Model *m)
     free(target);
     Tensor logits = make_normal(BF16_, m->chunk, m->V, 1), losses = make(F32_, 2, m->chunk);
     float *loss = losses.data;
-    TIME_BYTES("cross_entropy, loss only", 2 * n,
-               cross_entropy(logits, loss, loss + m->chunk, targets, NULL, m->V, 1, 1e-4f, false));
+    TIME_BYTES(
+        "cross_entropy, loss only", 2 * n,
+        cross_entropy(logits, loss, loss + m->chunk, targets, NULL, m->V, 1, 1, 1e-4f, false));
     Tensor codes = make_operand(E5M2_, m->chunk, m->V), code_rows = rows_only(codes),
            columns = transpose_only(codes);
     TIME_BYTES("cross_entropy_codes", 3 * n,
                cross_entropy_codes(code_rows, 1.25f, logits, loss, loss + m->chunk, targets, NULL,
-                                   m->V, 1, 1e-4f));
+                                   m->V, 1, 1, 1e-4f));
     TIME_BYTES("transpose of its codes", 2 * n, quantize_codes(columns, code_rows));
-    TIME_BYTES("cross_entropy", 4 * n,
-               cross_entropy(logits, loss, loss + m->chunk, targets, NULL, m->V, 1, 1e-4f, true));
+    TIME_BYTES(
+        "cross_entropy", 4 * n,
+        cross_entropy(logits, loss, loss + m->chunk, targets, NULL, m->V, 1, 1, 1e-4f, true));
     in_step(ELEMENTWISE, chunks(m));
     release();
 }

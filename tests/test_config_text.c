@@ -190,6 +190,7 @@ TEST(test_reload_old)
           "  dense_intermediate_size: null\n  norm_topk_prob: false\n"
           "  router_aux_loss: micro_batch\n  router_aux_loss_coef: 0.01\n  router_z_loss_coef: 0\n"
           "  bias_gamma: null\n  max_sequence_length: " },
+        { "\nloss_chunk: ", "\nloss_temperature: 1\nloss_chunk: " },
         { "\ngenerate: ", "\nscore: null\ngenerate: " },
         { "\nsave_folder: ",
           "\npreference:\n  loss: none\n  beta: null\n  gamma: null\n  label_smoothing: 0\n"

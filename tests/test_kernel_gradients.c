@@ -215,7 +215,7 @@ TEST(test_swiglu)
 static void run_loss(void)
 {
     float *losses = now.losses.data;
-    cross_entropy(now.x, losses, losses + now.x.rows, now.ints, NULL, now.vocab, 1, 0, false);
+    cross_entropy(now.x, losses, losses + now.x.rows, now.ints, NULL, now.vocab, 1, 1, 0, false);
 }
 
 /* k: a sum of `vocab` exponentials; |max - min| <= 6 in exp's argument; zloss doubles k. weighted:
@@ -237,7 +237,7 @@ static void loss_case(int N, int V, int vocab, float scale, float z_weight, bool
     put(f.cot, cot);
     Tensor grad = make_filled(F, N, V, 1, -3, 3), scratch = make(F, 2, N);
     cross_entropy(grad, scratch.data, (float *)scratch.data + N, now.ints,
-                  weighted ? weight.data : NULL, vocab, scale, z_weight, true);
+                  weighted ? weight.data : NULL, vocab, 1, scale, z_weight, true);
     check_gradient(&f, "logits", now.x, grad);
     release();
 }

@@ -331,7 +331,7 @@ TEST(test_swiglu)
 static void loss_cases(const FormatRow *f, const Shape *s)
 {
     const int N = s->N, V = s->C, vocab = V - 3;
-    const float scale = 0.125f, weight = 1e-2f;
+    const float temperature = N % 2 ? 0.7f : 1, scale = 0.125f, weight = 1e-2f;
     Tensor logits = make_filled(f->act, N, V, 1, -9, 9), loss = make_f32(1, N),
            zloss = make_f32(1, N);
     int *target = keep(sizeof *target * (size_t)N);
@@ -339,15 +339,17 @@ static void loss_cases(const FormatRow *f, const Shape *s)
         target[i] = i % 4 == 2 ? -1 : (int)(random_bits(8, (uint64_t)i) % (uint64_t)vocab);
     int *targets = put_ints(target, (size_t)N);
     void *untouched = tensor_snapshot(logits);
-    const Loss l = loss_reference(values(logits), target, N, vocab, V, scale, weight);
+    const Loss l = loss_reference(values(logits), target, N, vocab, V, temperature, scale, weight);
 
-    TWICE(cross_entropy(logits, loss.data, zloss.data, targets, NULL, vocab, scale, weight, false),
+    TWICE(cross_entropy(logits, loss.data, zloss.data, targets, NULL, vocab, temperature, scale,
+                        weight, false),
           logits, loss, zloss);
     check_same_bytes("logits without backward", tensor_snapshot(logits), untouched,
                      tensor_bytes(logits));
     check("loss", f, s, "", loss, l.loss, l.loss_bound);
     check("zloss", f, s, "", zloss, l.zloss, l.zloss_bound);
-    TWICE(cross_entropy(logits, loss.data, zloss.data, targets, NULL, vocab, scale, weight, true),
+    TWICE(cross_entropy(logits, loss.data, zloss.data, targets, NULL, vocab, temperature, scale,
+                        weight, true),
           logits, loss, zloss);
     check("loss", f, s, "-backward", loss, l.loss, l.loss_bound);
     check("dlogits", f, s, "", logits, l.grad, l.grad_bound);

@@ -407,9 +407,10 @@ TEST(test_errors)
          norm_backward(a, NULL, NONE, a, b, stats.data, NONE, norm, false));
     DIES("swiglu_forward: gate_up is (8, 24)", swiglu_forward(a, b, b, NO_PRODUCT, FROM_SAVED));
     DIES("embedding_forward: y is (8, 24)", embedding_forward(b, ints.data, c));
-    DIES("vocabulary", cross_entropy(a, stats.data, stats.data, ints.data, NULL, 17, 1, 0, false));
+    DIES("vocabulary",
+         cross_entropy(a, stats.data, stats.data, ints.data, NULL, 17, 1, 1, 0, false));
     DIES("cross_entropy: logits is e4m3",
-         cross_entropy(fp8, stats.data, stats.data, ints.data, NULL, 16, 1, 0, false));
+         cross_entropy(fp8, stats.data, stats.data, ints.data, NULL, 16, 1, 1, 0, false));
     DIES("adamw: grad is (8, 16)", adamw(row, row, row, a, (AdamW){ 0 }, 0));
     DIES("average_weights: mean is (8, 16); expected (1, 16)", average_weights(a, row, 1));
     DIES("accumulate: y is (8, 16); expected (1, 16)", accumulate(a, row));

@@ -18,7 +18,8 @@ enum { SLICE = 1 << 18 }; /* elements that a rank reduces per chunk */
 
 static struct {
     void *received; /* (W, SLICE) elements of the tensor's format */
-    /* (W, SLICE) elements of a tensor whose offsets may exceed MPI's int */
+    /* (W, SLICE) one chunk of every rank's slice. In the tensor, the offsets of these chunks may
+     * exceed MPI's int */
     void *slices;
     float *sum; /* (SLICE) */
     /* (W) number of elements of each rank's slice, and the offset of the slice in the tensor */

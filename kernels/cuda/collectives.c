@@ -51,8 +51,8 @@ static struct {
 static void nccl_check(ncclResult_t status, const char *call)
 {
     if (status != ncclSuccess)
-        die("%s: %s (%s); set NCCL_DEBUG=INFO for details", call, ncclGetErrorString(status),
-            ncclGetLastError(all));
+        die_fault("%s: %s (%s); set NCCL_DEBUG=INFO for details", call, ncclGetErrorString(status),
+                  ncclGetLastError(all));
 }
 
 static ncclComm_t split(Ranks g, int policy)

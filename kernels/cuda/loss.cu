@@ -9,7 +9,7 @@
  * time, from the L2 cache if the rows in flight, one per SM, fit into it. Without the gradient no
  * packs are kept, and blocks are small, so that some blocks read while others compute. Rounding:
  * e^x is 2^(x log2 e) by the hardware's ex2, with a relative error of 2^-22, in the sum and in the
- * gradient. Sums are F32 per thread and warp. */
+ * gradient. Sums are F32 per thread and warp. `base2` is log2(e) / temperature. */
 #include <float.h>
 
 #include "kernels/cuda/tiles.cuh"
@@ -19,7 +19,7 @@ template <typename T>
 constexpr int KEEP = 16 / sizeof(T);
 static constexpr float LOG2E = 1.44269504f;
 
-/* The sum of exp(x) is total * exp(max). A Running starts as { -FLT_MAX, 0 }, because -inf minus
+/* The sum of 2^(base2 x) is total * 2^(base2 max). A Running starts as { -FLT_MAX, 0 }, because -inf minus
  * -inf is NaN. */
 struct Running {
     float max, total;
@@ -27,7 +27,7 @@ struct Running {
 
 /* Adds a pack. left: number of columns of the vocabulary from the pack's first column on. */
 template <typename T>
-__device__ static inline void add_pack(Running &r, const Pack<T> &pack, int left)
+__device__ static inline void add_pack(Running &r, const Pack<T> &pack, int left, float base2)
 {
     float x[8], max = r.max;
 #pragma unroll
@@ -41,20 +41,20 @@ __device__ static inline void add_pack(Running &r, const Pack<T> &pack, int left
 #pragma unroll
     for (int i = 0; i < 8; i++)
         max = fmaxf(max, x[i]);
-    const float shift = -max * LOG2E;
+    const float shift = -max * base2;
     float total = 0;
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        total += exp2_quick(fmaf(x[i], LOG2E, shift));
-    r.total = r.total * exp2_quick(fmaf(r.max, LOG2E, shift)) + total;
+        total += exp2_quick(fmaf(x[i], base2, shift));
+    r.total = r.total * exp2_quick(fmaf(r.max, base2, shift)) + total;
     r.max = max;
 }
 
 /* Returns the sum over the block. shared: 32 floats. */
-__device__ static inline Running block_total(Running r, float *shared)
+__device__ static inline Running block_total(Running r, float base2, float *shared)
 {
     const float max = block_max(r.max, shared);
-    const float total = r.total * exp2_quick((r.max - max) * LOG2E);
+    const float total = r.total * exp2_quick((r.max - max) * base2);
     return { max, block_sum(total, shared) };
 }
 
@@ -98,18 +98,18 @@ struct Codes {
     }
 };
 
-/* Stores factor * exp(x - max), minus `scale` in the target's column, and 0 in columns after the
+/* Stores factor * 2^(base2 (x - max)), minus `scale` in the target's column, and 0 in columns after the
  * vocabulary. Columns are relative to the pack. */
 template <class Gradient, typename To, typename T>
 __device__ static inline void store_gradient(const Gradient &gradient, To *to, const Pack<T> &pack,
                                              int left, int vocab_left, int target, float max,
-                                             float factor, float scale)
+                                             float base2, float factor, float scale)
 {
-    const float shift = -max * LOG2E;
+    const float shift = -max * base2;
     float g[8];
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        g[i] = factor * exp2_quick(fmaf(pack[i], LOG2E, shift));
+        g[i] = factor * exp2_quick(fmaf(pack[i], base2, shift));
     if ((unsigned)target < 8 || vocab_left < 8)
 #pragma unroll
         for (int i = 0; i < 8; i++)
@@ -140,7 +140,8 @@ __global__ __launch_bounds__(
     BACKWARD ? 1 : LOSS_BLOCKS) void cross_entropy_kernel(Gradient gradient, T *logits, float *loss,
                                                           float *zloss, const int *targets,
                                                           const float *weights, int V, int vocab,
-                                                          float scale, float z_weight)
+                                                          float inverse, float scale,
+                                                          float z_weight)
 {
     constexpr int CACHED = BACKWARD ? KEEP<T> : 0;
     __shared__ float shared[32];
@@ -153,7 +154,7 @@ __global__ __launch_bounds__(
             store_zeros(gradient, gradient.begin(row, V), V);
         return;
     }
-    const float target_logit = to_float(row[target]);
+    const float target_logit = to_float(row[target]), base2 = LOG2E * inverse;
     const int first = 8 * threadIdx.x;
     Pack<T> keep[KEEP<T>];
     Running r = { -FLT_MAX, 0 };
@@ -162,24 +163,25 @@ __global__ __launch_bounds__(
 #pragma unroll
     for (int j = 0; j < CACHED; j++)
         if (first + j * step < vocab)
-            add_pack(r, keep[j], vocab - first - j * step);
+            add_pack(r, keep[j], vocab - first - j * step, base2);
     for (int c = first + cached; c < vocab; c += AHEAD * step) {
         Pack<T> pack[AHEAD];
         load_packs<ALIGNED>(pack, row, c, step, V);
 #pragma unroll
         for (int j = 0; j < AHEAD; j++)
             if (c + j * step < vocab)
-                add_pack(r, pack[j], vocab - c - j * step);
+                add_pack(r, pack[j], vocab - c - j * step, base2);
     }
-    r = block_total(r, shared);
-    const float z = r.max + logf(r.total);
+    r = block_total(r, base2, shared);
+    const float z = r.max * inverse + logf(r.total);
     if (threadIdx.x == 0) {
-        loss[blockIdx.x] = z - target_logit;
+        loss[blockIdx.x] = z - target_logit * inverse;
         zloss[blockIdx.x] = z * z;
     }
     if (!BACKWARD)
         return;
     keep_packed(keep);
+    scale *= inverse;
     if (weights)
         scale *= weights[blockIdx.x];
     const float factor = scale * (1.0f + 2.0f * z_weight * z) / r.total;
@@ -188,8 +190,8 @@ __global__ __launch_bounds__(
     for (int j = 0; j < CACHED; j++) {
         const int c = first + j * step;
         if (c < V)
-            store_gradient(gradient, to + c, keep[j], V - c, vocab - c, target - c, r.max, factor,
-                           scale);
+            store_gradient(gradient, to + c, keep[j], V - c, vocab - c, target - c, r.max, base2,
+                           factor, scale);
     }
     for (int c = first + cached; c < V; c += AHEAD * step) {
         Pack<T> pack[AHEAD];
@@ -198,21 +200,23 @@ __global__ __launch_bounds__(
         for (int j = 0; j < AHEAD; j++)
             if (c + j * step < V)
                 store_gradient(gradient, to + c + j * step, pack[j], V - c - j * step,
-                               vocab - c - j * step, target - c - j * step, r.max, factor, scale);
+                               vocab - c - j * step, target - c - j * step, r.max, base2, factor,
+                               scale);
     }
 }
 
-/* For a gradient, launches blocks whose threads keep the packs of a row. Without a gradient,
- * launches small blocks that read ahead. */
+/* With a gradient, launches large blocks, whose threads keep the row in registers. Without a
+ * gradient, launches small blocks, which load ahead. */
 template <bool ALIGNED, bool BACKWARD, class Gradient, typename T>
 static void launch(Gradient gradient, T *logits, Tensor shape, float *loss, float *zloss,
-                   const int *target, const float *weight, int vocab, float scale, float z_weight)
+                   const int *target, const float *weight, int vocab, float temperature,
+                   float scale, float z_weight)
 {
     const int each = BACKWARD ? KEEP<T> : AHEAD, most = BACKWARD ? MAX_THREADS : LOSS_THREADS;
     cross_entropy_kernel<ALIGNED, BACKWARD>
         <<<shape.rows, block_threads((int)ceil_div(shape.cols, 8), each, most), 0,
            device_stream()>>>(gradient, logits, loss, zloss, target, weight, shape.cols, vocab,
-                              scale, z_weight);
+                              1 / temperature, scale, z_weight);
     LAUNCH_CHECK();
 }
 
@@ -222,8 +226,8 @@ static void check_vocabulary(const char *op, int vocab, int V)
 }
 
 void backend_cross_entropy(Tensor logits, float *loss, float *zloss, const int *target,
-                           const float *weight, int vocab, float scale, float z_weight,
-                           bool backward)
+                           const float *weight, int vocab, float temperature, float scale,
+                           float z_weight, bool backward)
 {
     const int N = logits.rows, V = logits.cols;
     CHECK_DENSE(logits, N, V);
@@ -236,8 +240,8 @@ void backend_cross_entropy(Tensor logits, float *loss, float *zloss, const int *
                 constexpr bool ALIGNED = decltype(aligned)::value,
                                BACKWARD = decltype(gradient)::value;
                 launch<ALIGNED, BACKWARD>(InPlace<ALIGNED, std::remove_pointer_t<decltype(p)>>{}, p,
-                                          logits, loss, zloss, target, weight, vocab, scale,
-                                          z_weight);
+                                          logits, loss, zloss, target, weight, vocab, temperature,
+                                          scale, z_weight);
             });
         });
     });
@@ -245,7 +249,7 @@ void backend_cross_entropy(Tensor logits, float *loss, float *zloss, const int *
 
 void backend_cross_entropy_codes(Tensor gradient, float amax, Tensor logits, float *loss,
                                  float *zloss, const int *target, const float *weight, int vocab,
-                                 float scale, float z_weight)
+                                 float temperature, float scale, float z_weight)
 {
     const int N = logits.rows, V = logits.cols;
     CHECK_DENSE(logits, N, V);
@@ -266,7 +270,7 @@ void backend_cross_entropy_codes(Tensor gradient, float amax, Tensor logits, flo
     with_bool(is_aligned(logits, V), [&](auto aligned) {
         with_type(logits, [&](auto *p) {
             launch<decltype(aligned)::value, true>(codes, p, logits, loss, zloss, target, weight,
-                                                   vocab, scale, z_weight);
+                                                   vocab, temperature, scale, z_weight);
         });
     });
     backend_device_zero(codes.codes + written, tensor_numel(gradient) - written);

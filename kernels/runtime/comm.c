@@ -83,12 +83,12 @@ static void silence_abort(void)
 
 /* NOTE: MPI allows calls of the main thread only. In another thread the process exits without MPI.
  * The launcher detects that a process has ended, and ends the other ranks. */
-static void end_all_ranks(void)
+static void end_all_ranks(int status)
 {
     if (!pthread_equal(pthread_self(), main_thread))
-        _exit(1);
+        _exit(status);
     silence_abort();
-    MPI_Abort(MPI_COMM_WORLD, 1);
+    MPI_Abort(MPI_COMM_WORLD, status);
 }
 
 /* NOTE: srun without PMI starts processes that do not know each other. Each process would be a

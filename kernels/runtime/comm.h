@@ -39,9 +39,9 @@ Ranks comm_near(void);
  * values below do nothing. comm_pretend serves plans for ranks that were not started. */
 void comm_pretend(const Mesh *m, int as);
 
-/* Bytes that this rank has sent to other ranks since the start, counted as a ring of the group's
- * ranks sends them. With W ranks, a rank sends W - 1 times its part for an all-gather or a
- * reduce-scatter, and twice this amount for an all-reduce. */
+/* Bytes that this rank has sent to other ranks since the start, if collectives run as rings. In a
+ * ring of W ranks, a rank sends its slice W - 1 times for an all-gather or a reduce-scatter, and
+ * twice as many bytes for an all-reduce. */
 typedef enum {
     SENT_GATHERS,
     SENT_SCATTERED_SUMS,
@@ -52,7 +52,7 @@ typedef enum {
     SENT_HOST_VALUES,
     NUM_SENT
 } Sent;
-/* bytes: the size of the tensor; for an all-gather or a reduce-scatter, the size of a part; for an
+/* bytes: the size of the tensor; for an all-gather or a reduce-scatter, the size of a slice; for an
  * exchange, the bytes that leave this rank */
 size_t comm_ring_bytes(Sent what, size_t bytes, int ranks);
 static inline Sent comm_sent_as(Ranks exchange)

@@ -28,9 +28,9 @@ char *evaluate_check(const Config *c);
 EvalResult evaluate(const Config *c, int i, Model *m, ParamStore *store, const atomic_int *stop);
 
 /* One pass over the loader's data, which are unshuffled. Writes the log-probability of each label of
- * this rank's sequences to the label's place in `logps`, which has a number for each token of the
- * data (loader_put_scores). All ranks must call this. */
+ * this rank's sequences to the label's position in `logps`, which has a number for each token of
+ * the data (loader_put_scores). All ranks must call this. */
 void evaluate_scores(float *logps, Loader *l, const Config *c, Model *m, ParamStore *store);
 
-/* The mean loss of pairs, with the part of sft_weight. NAN without pairs. */
+/* The mean loss of pairs, including the term of sft_weight. NAN without pairs. */
 double evaluate_pair_loss(const double pairs[NUM_PAIR_SUMS], const Preference *p);

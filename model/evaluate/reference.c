@@ -47,6 +47,7 @@ static uint64_t recipe_hash(const Config *c)
     const int words[] = { (int)r->forward, (int)r->fast, (int)r->scales, (int)r->down_scales,
                           (int)c->model.lora.base };
     uint64_t hash = hash_bytes(HASH_OF_NOTHING, words, sizeof words);
+    hash = hash_bytes(hash, &c->loss_temperature, sizeof c->loss_temperature);
     for (size_t i = 0; i < sizeof format / sizeof format[0]; i++) {
         const char *name = format_name(format[i]);
         hash = hash_bytes(hash, name, strlen(name) + 1);

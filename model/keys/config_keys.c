@@ -26,7 +26,7 @@ const ConfigKey config_keys[] = {
     OTHER ("score", STRING, "null", C(score),
            "write the log-probability of each label of data.paths, and of evaluators of type preference, to this folder with the model "
            "of load_path, and stop. Each file has a float32 number for each token, in the order of the shards; 0: the token is no "
-           "label. The names have hashes of model, recipe and data. Give the configuration, with the recipe, of the run that uses them"),
+           "label. The names have hashes of model, recipe and data. Use the same configuration and recipe as the run that will read the files"),
     OTHER ("generate", STRING, "null", C(generate),
            "continue the prompts in this file with the model of load_path, print the continuations and stop. Each line of the file "
            "is a prompt: {\"tokens\": [...]}. No data are needed and no files are written. The default recipe is bf16"),
@@ -242,7 +242,7 @@ const ConfigKey config_keys[] = {
     NUMBER("global_train_batch_size", INT, "512", 1, MANY, C(global_train_batch_size),
            "sequences per step, over all ranks"),
     OTHER ("batch_size_warmup", NAMES, "[]", X(batch_warmup),
-           "steps after which the global batch doubles. [1000, 3000]: the run starts with a quarter of global_train_batch_size. "
+           "list of steps after which the global batch doubles. [1000, 3000]: the run starts with a quarter of global_train_batch_size. "
            "The LR schedule does not change. Lengths in tokens (scheduler.units, max_duration, stop_at) count the tokens of the "
            "actual batches"),
     OPTION("sequence_length_warmup.min_sequence_length", INT, "null", 0, 1, MANY, C(length_warmup.min),
@@ -311,6 +311,9 @@ const ConfigKey config_keys[] = {
     OTHER ("softmax_auxiliary_loss", BOOL, "false", X(softmax_auxiliary_loss),
            "add the z-loss: auxiliary_loss_multiplier * log(Z)^2"),
     OPTION("auxiliary_loss_multiplier", DOUBLE, "1e-4", 0, 0, 1e3, X(auxiliary_loss_multiplier), "factor of the z-loss"),
+    NUMBER("loss_temperature", DOUBLE, "1", 0.01, 100, C(loss_temperature),
+           "divisor of the logits in the head, for the loss of training and evaluation and for the log-probabilities of --score. For "
+           "texts that were generated with a temperature, give the same number"),
     NUMBER("loss_chunk", INT, "0", 0, MANY, C(loss_chunk),
            "number of tokens whose logits are in memory at the same time; 0: automatic"),
     NUMBER("tiled_mlp_tokens", INT, "0", 0, MANY, C(tiled_mlp_tokens),

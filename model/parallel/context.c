@@ -80,8 +80,9 @@ static int rank_of(const Stream *stream, RowRange document)
     return first / stream->attn.T == last / stream->attn.T ? first / stream->attn.T : -1;
 }
 
-/* Sets e->left_out for all documents. A plan without documents has no memory for documents of a
- * rank's part. */
+/* Decides for each document whether it is exchanged, and stores this in e->left_out. Without
+ * own_doc_start, all documents are exchanged: the plan has no memory for documents that a rank
+ * keeps. */
 static void choose_left_out(Stream *stream)
 {
     ContextExchange *e = &stream->exchange;

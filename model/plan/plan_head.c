@@ -47,6 +47,7 @@ void plan_head(Arena *arena, Model *m, const Config *c)
 {
     const bool fp8 = format_is_fp8(m->text.recipe.head) && !m->text.forward_only;
     int N = m->text.N;
+    m->temperature = c->loss_temperature > 0 ? (float)c->loss_temperature : 1;
     m->final_stats = arena_alloc(arena, 2 * sizeof(float) * N);
     m->final_h =
         plan_shared_rows(m, BUFFER_final_h, m->text.recipe.residual, m->text.N, c->model.d_model);

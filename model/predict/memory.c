@@ -60,9 +60,9 @@ static double spare(const Config *c)
     return (tensor_ranks(&c->strategy) > 1 ? 3.3 : 3.0) * (1 << 30);
 }
 
-/* How many bytes the plan may take with whole gradients and kept weights: all of the device except
- * a reserve, but kept weights may only use memory that other programs leave free now. Used memory
- * up to the plan's size counts as this program's own. */
+/* How many bytes the plan may take if ranks keep unsharded gradients and gathered weights: the
+ * device's memory without a reserve, and without the memory that other programs use now. If no more
+ * than the reserve is in use, it counts as this program's own. */
 static double most_with_weights(const Config *c)
 {
     const double used = c->dry_run || c->device_memory > 0 ? 0 : (double)device_memory_used();

@@ -97,7 +97,7 @@ PairRows pairs_rows(const Run *r, const Batch *b)
     return (PairRows){ b->scores, p->sft_weight * r->pairs.pairs / fmax(r->pairs.labels, 1), true };
 }
 
-/* The loss of equal models: of a pair whose log-probabilities are those of the reference. */
+/* The loss of a pair if the model equals the reference model. */
 static double loss_of_equals(const Preference *p)
 {
     return preference_loss(p->kind)->loss(0, 0, p).value;

@@ -41,6 +41,7 @@ static const char *const compared[] = {
     "average.",
     "spikes",
     "softmax_auxiliary_loss",
+    "loss_temperature",
     "preference.",
     "auxiliary_loss_multiplier",
 };

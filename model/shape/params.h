@@ -103,12 +103,14 @@ void unit_shape(UnitLayout *u, const ModelConfig *c, int unit, int world);
 /* Frees `count` units of unit_shape, which are in malloc'ed memory. */
 void units_free(UnitLayout *u, int count);
 
-/* The number of elements that compute a token: of an expert, this share of its elements. */
+/* The number of elements that compute one token. An expert counts with the share of tokens that it
+ * computes: experts per token / experts. */
 double param_active(const UnitLayout *u, const Param *p);
 
 /* All items of the parameter whose first item is p, as one matrix without projections. */
 Param param_stack(const Param *p);
-/* An item's rows of the tensor of all items: its codes (transposed codes, too) and its scale. */
+/* The view of one item in the tensor of all items: its rows, with its own scale and transposed
+ * codes. */
 Tensor param_tensor(const UnitTensors *t, const Param *p);
 
 /* The parameter's class in the order of a region, 0 to PARAM_CLASSES - 1. With tensor ranks,
@@ -126,7 +128,8 @@ void unit_lay_out(UnitLayout *u, int world);
 void unit_check_size(const UnitLayout *u, int unit);
 
 /* Cuts the unit's parameters by their `split` among `ranks` tensor ranks, of which this one is
- * number `rank`, and lays out the regions for `world` shards. All parts of a cut must be equal. */
+ * number `rank`, and lays out the regions for `world` shards. The parts of all ranks must have
+ * equal sizes. */
 void unit_cut(UnitLayout *u, int ranks, int rank, int world);
 
 /* The parameter without tensor ranks: its whole rows, columns and parts. */
@@ -149,6 +152,6 @@ Nf4 param_nf4(const Param *p, const void *groups, bool plain);
 /* The number of groups of this matrix. */
 size_t param_nf4_groups(const Param *p);
 
-/* The output columns of a linear layer of block `layer` that have an adapter, without the adapter's
- * weights; num_projections 0: none. */
+/* Returns which projections of a linear layer of block `layer` have an adapter, and their columns
+ * in the layer's output. The weights are not set. num_projections 0: there is no adapter. */
 LoraMatrix adapter_projections(const ModelConfig *c, int layer, Linear linear);

@@ -16,7 +16,7 @@
 
 /* ---- weights --------------------------------------------------------------------------------- */
 
-/* Makes the unit's copies for one of `uses`, in the order of the plan. */
+/* Makes every copy of the unit that serves one of `uses`, in the order of the plan. */
 static void make_copies(const ParamStore *store, int u, int uses)
 {
     const UnitPlan *plan = &store->plan[u];
@@ -68,7 +68,7 @@ void fsdp_gather(ParamStore *store, int u, int uses)
     uses &= ~b->has;
     if (!uses)
         return;
-    /* without copies that overlap, a cast at the same time as GEMMs would only slow the GEMMs */
+    /* if nothing else is copied, a cast on another queue would only slow the GEMMs */
     if (store->overlaps)
         transfer_start(&b->gather, QUEUE_GATHER);
     trace_begin("gather", u);
@@ -170,8 +170,8 @@ UnitTensors *fsdp_grads(ParamStore *store, int u)
     return &store->dunit[u];
 }
 
-/* This rank's gradients of replicated parameters, of which each tensor rank has a copy: each rank
- * has computed a part of the sum. */
+/* This rank's gradients of replicated parameters. Every tensor rank has a copy of these parameters
+ * and has computed a part of their gradients' sum. */
 static Tensor copied_grads(const ParamStore *store, int u)
 {
     size_t first;

@@ -86,9 +86,9 @@ bool store_encodes(const ParamStore *store, int u, const Param *p)
     return p->region == TRAINED && p->is_operand && store_on_host(store, u, HOST_MASTER);
 }
 
-/* Whether a weight takes the same steps as in a shard group. Weights on the host are never views. A
- * slice of frozen weights is fetched and gathered, and on one rank its gather is a copy; trained
- * norms are copied once per step. */
+/* Whether the weight takes the steps of a shard group, even on one rank. This is so for weights on
+ * the host, because the device cannot use them in place: frozen weights are fetched and gathered
+ * (on one rank a copy), and trained norms are copied once per step. */
 static bool goes_as_sharded(const ParamStore *store, int u, const Param *p, const Step *alone)
 {
     if (fsdp_shards(store, u) > 1)
@@ -371,8 +371,8 @@ static void add_copy(UnitPlan *plan, Step step, const Param *p, int items, Tenso
     plan->made |= uses_of[step];
 }
 
-/* Whether one copy makes this step for the item p and for the item before p. Of slices, it does so
- * if this rank has all of both items. */
+/* Whether one copy makes this step for item p and for the item before it. A step on slices does so
+ * only if this rank holds both items completely. */
 static bool joins_previous(const ParamStore *store, int u, const Param *p, Step step)
 {
     const Shard *s = &store->shard[u];

@@ -61,7 +61,7 @@ typedef struct {
     Step step;
     int uses;
     const Param *param;
-    int items; /* number of items, of which `param` is the first, that `from` and `to` have */
+    int items; /* number of items in `from` and `to`; `param` is the first item */
     Tensor from, to;
 } Copy;
 

@@ -218,9 +218,9 @@ static Tensor elements(Tensor t, size_t first, size_t n)
     return t.data ? slice_view(&(Slice){ 0 }, t, first, n) : t;
 }
 
-/* Updates the elements. Random bits of stochastic rounding depend on the position of an element in
- * the whole parameter. If rows are cut, their buckets are `skip` elements apart in it. If a row
- * consists of several buckets, as q, k and v, each bucket has its own step. */
+/* Updates the elements. Stochastic rounding needs the position of each element in the whole
+ * parameter. If tensor ranks cut the columns, step.numbering gives the positions. If they cut the
+ * rows, as of q, k and v, each consecutive range of the parameter gets its own step. */
 static void step_runs(const ParamStore *store, StepParams step, const UpdateBucket *bucket)
 {
     const Param *p = bucket->param;
