@@ -370,6 +370,7 @@ static _Noreturn void end_for_data(Run *r, int lost, const char *problem)
     if (r->state.step > r->first_step)
         save(r);
     finish_saving(r);
+    error_set_status(STATUS_INPUT);
     if (speaker == comm_rank())
         die("%s; step %ld has no data, and %s", problem, r->state.step + 1,
             folder_say_latest(r->config->save_folder));
@@ -402,6 +403,7 @@ static void train(Run *r)
         if (!ready)
             break;
         training = 1;
+        error_set_status(STATUS_FAULT);
         StepStats t = train_step(r, labels);
         log_step(r->log, &t);
         gpu_health_step(r->health, t.step, t.tokens);
@@ -473,6 +475,7 @@ static void name_unit(int unit, char text[WATCHDOG_UNIT_NAME])
 
 int main(int argc, char **argv)
 {
+    error_set_status(STATUS_INPUT); /* until the first step */
     /* a write beyond ulimit -f then fails, and a message names the file */
     signal(SIGXFSZ, SIG_IGN);
     if (export_options_asked(argc, argv)) { /* no signal handlers: there is nothing to save */
@@ -491,7 +494,7 @@ int main(int argc, char **argv)
         check_printed();
         watchdog_stop();
         comm_finish();
-        return argc < 2 ? 2 : 0;
+        return argc < 2 ? STATUS_INPUT : 0;
     }
     watchdog_set_timeout(c->timeout_seconds);
     trained_model = &c->model;

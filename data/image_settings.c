@@ -52,8 +52,8 @@ static char *shown(const json_t *value)
     return text ? text : xstrdup("not given");
 }
 
-/* Compares the settings of one part (config, vision_config or image_processor) with the values
- * `found` in the folder's file `name`. */
+/* Compares the settings of one JSON object (config, vision_config or image_processor) with the
+ * values `found` in the folder's file `name`. */
 static char *differing(const json_t *settings, const json_t *found, const char *name)
 {
     const char *key;

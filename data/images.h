@@ -55,7 +55,7 @@ size_t images_index_bytes(const Shard *s);
 /* Index of the shard's i-th image in the folder of features. */
 uint32_t images_number(const Shard *s, uint64_t i);
 
-/* The row of features that the shard's k-th image token shows. */
+/* The feature row of the shard's k-th image token. */
 const void *features_row(const ImageFeatures *f, const Shard *s, uint64_t k);
 
 /* Maps the indexes spec->image_paths, one for each shard, and counts the image tokens of each

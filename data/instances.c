@@ -213,7 +213,7 @@ static long read_cut(Row row, const Instances *s, uint64_t i, char *error, size_
     return labels;
 }
 
-/* A document of a packed sequence: tokens [start, start + n) of all files, from place t of the
+/* A document of a packed sequence: tokens [start, start + n) of all files, from position t of the
  * sequence on. */
 typedef struct {
     uint64_t start;

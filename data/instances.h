@@ -41,8 +41,8 @@ typedef struct {
  * the vocabulary, or features are missing or not finite. */
 long instance_read(Row row, const Instances *s, uint64_t i, char *error, size_t size);
 
-/* Moves the values of an instance's targets, `row` (T), of `bytes` bytes each, to the places of
- * these tokens in `values`, which has a value for each token of all files. */
+/* Copies the values of an instance's targets, `row` (T), of `bytes` bytes each, to `values`, which
+ * has a value for each token of all files, in the order of the files. */
 void instance_put_values(void *values, const Instances *s, uint64_t i, const void *row, int bytes);
 
 /* Fills the row with padding from token t on. The padding is a separate document. */

@@ -77,8 +77,8 @@ void loader_limit(Loader *l, uint64_t steps);
 /* Further batches get these values (Batch.values), spec.value_bytes for each token. They lie in a
  * file mapped by map.h, which the loader unmaps. NULL: no more values. */
 void loader_use_values(Loader *l, const void *mapped, const void *values);
-/* Copies the values of the targets of a sequence of b, `row` (T), of `bytes` bytes each, to the
- * places of their tokens in `values` (loader_tokens). */
+/* Copies the values of the targets of a sequence of b, `row` (T), of `bytes` bytes each, to
+ * `values`, which has loader_tokens() values in the order of the files. */
 void loader_put_values(const Loader *l, const Batch *b, int sequence, void *values, const void *row,
                        int bytes);
 

@@ -35,6 +35,6 @@ int mixture_next(const Mixture *m, const uint64_t taken[]);
 /* For a mixture that has taken taken[s] instances of each source s: an upper bound of the number of
  * instances of source s among its next `instances`. */
 uint64_t mixture_needs(const Mixture *m, const uint64_t taken[], int s, uint64_t instances);
-/* For the same mixture: an upper bound of the number of instances that it takes until source s has
- * given `left` more. */
+/* For the same mixture: an upper bound of the number of further instances until the mixture has
+ * taken `left` more instances from source s. */
 uint64_t mixture_lasts(const Mixture *m, const uint64_t taken[], int s, uint64_t left);

@@ -19,8 +19,8 @@ enum { WINDOW = 1 << 16, NONE = -1 };
 
 /* ---- bins ------------------------------------------------------------------------------------ */
 
-/* Bins, ordered by the space left in them: one list per space, and a binary tree over spaces. A
- * node says whether a list below it has a bin. */
+/* Bins, sorted by their free space: one list of bins for each number of free tokens, and a binary
+ * tree over these lists. A node is true if a list below it has a bin. */
 typedef struct {
     int *newest; /* (T + 1) the last bin added to each list, or NONE */
     int *next;   /* (bins) the bin that was added before this one to the same list */
@@ -48,7 +48,7 @@ static void add_bin(Spaces *r, int bin, int space)
 static int take_bin(Spaces *r, int *space)
 {
     int i = r->leaves + *space;
-    /* go up to the first right sibling with a bin below it, then down to its smallest space */
+    /* go up to the first right sibling with a bin below it, then down to the least free space */
     if (!r->any[i]) {
         while (i > 1 && (i % 2 == 1 || !r->any[i + 1]))
             i /= 2;

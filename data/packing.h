@@ -26,7 +26,7 @@ typedef struct {
 
 /* Packs all documents of the files, in order, in windows of 2^16 pieces; documents longer than T
  * are split or truncated. The same files, T and spec give the same packing. Dies if there is no
- * document or no label, or if spec.pairs and a file has a document without a partner or a pair of
- * more than T tokens. */
+ * document or no label. With spec.pairs, also dies if a file has a document without a partner or a
+ * pair of more than T tokens. */
 Packing packing_make(const Shard *shards, int num_shards, const DataSpec *spec);
 void packing_free(Packing *p);

@@ -231,8 +231,8 @@ uint64_t sources_given(const Sources *s, const SourcePosition position[MIXTURE_M
     return n;
 }
 
-/* The source's position after `needs` more instances, as a number of repetitions: a possible value
- * of max_repetition. */
+/* How often the source would have been repeated after `needs` more instances. With this value of
+ * max_repetition, the source suffices. */
 static double repetitions(const Source *s, const SourcePosition *position, uint64_t needs)
 {
     const double used =

@@ -61,7 +61,7 @@ uint64_t sources_left(const Sources *s, const SourcePosition position[MIXTURE_MO
 /* Number of instances taken before these positions, since the mixture last changed. */
 uint64_t sources_given(const Sources *s, const SourcePosition position[MIXTURE_MOST]);
 
-/* Returns an error text, malloc'ed, if the sources lack instances for `instances` more: what is
- * missing, and what helps. NULL: there are enough. */
+/* Returns NULL if the sources can give `instances` more instances. Otherwise returns an error text,
+ * malloc'ed, that says what is missing and what helps. */
 char *sources_lack(const Sources *s, const SourcePosition position[MIXTURE_MOST],
                    uint64_t instances);

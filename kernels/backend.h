@@ -8,6 +8,7 @@
 #include "kernels/kernels.h"
 #include "kernels/nf4_map.h"
 #include "kernels/runtime/device.h"
+#include "kernels/wire.h"
 
 #define OP(name, ...) extern __typeof__(name) backend_##name;
 #include "kernels/operation_list.h"

@@ -46,8 +46,8 @@ void check_quantized(Tensor y, Tensor x)
 {
     const bool longer = format_is_fp8(y.format) && !y.format.group && y.rows > x.rows;
     CHECK(y.cols == x.cols && (y.rows == x.rows || longer),
-          "quantize_codes: (%d, %d) from (%d, %d)", y.rows, y.cols, x.rows, x.cols);
-    CHECK(!x.channel, "quantize_codes: x has factors of columns");
+          "quantize_codes: y is (%d, %d), x is (%d, %d)", y.rows, y.cols, x.rows, x.cols);
+    CHECK(!x.channel, "quantize_codes: x has column factors; expected none");
 }
 
 void check_items(const char *op, Tensor y, Tensor x, int items)
@@ -59,7 +59,8 @@ void check_items(const char *op, Tensor y, Tensor x, int items)
     if (items == 1)
         return;
     CHECK(items > 1 && x.rows % items == 0 && y.rows == x.rows && y.cols == x.cols,
-          "%s: (%d, %d) from (%d, %d), of %d items", op, y.rows, y.cols, x.rows, x.cols, items);
+          "%s: y is (%d, %d), x is (%d, %d); expected one shape, divided into %d items", op, y.rows,
+          y.cols, x.rows, x.cols, items);
     CHECK(tensor_numel(x) / (size_t)items % TOGETHER == 0,
           "%s: %d items of %d x %d elements; expected a multiple of %d in each", op, items,
           x.rows / items, x.cols, (int)TOGETHER);
@@ -159,7 +160,7 @@ bool check_matmul(Tensor y, Tensor x, Tensor w, Tensor add)
     check_tensor(op, "y", y, x.rows, w.rows);
     if (add.data && !is_bias(add, y))
         check_tensor(op, "add", add, x.rows, w.rows);
-    CHECK(!w.channel, "%s: w has factors of columns; fold_channels removes them", op);
+    CHECK(!w.channel, "%s: w has column factors; fold_channels removes them", op);
     if (add.data && !format_equal(add.format, y.format))
         die("matmul: adds %s to %s; both must have the same format", format_name(add.format),
             format_name(y.format));
@@ -187,7 +188,7 @@ bool check_matmul_dw(Tensor dw, Tensor dy, Tensor x)
     check_tensor(op, "x", x, dy.rows, x.cols);
     check_tensor(op, "dw", dw, dy.cols, x.cols);
     check_plain(op, "dw", dw);
-    CHECK(!dy.channel, "%s: dy has factors of columns", op);
+    CHECK(!dy.channel, "%s: dy has column factors; expected none", op);
     const bool fp8 = check_gemm(op, dw, dy, x);
     if (fp8) {
         check_has_transpose(op, "dy", dy);
@@ -264,10 +265,9 @@ static void check_ranges(const char *op, const char *name, Tensor t, const RowRa
 }
 
 size_t check_rows(const char *op, Tensor y, const RowRange *received, Tensor x,
-                  const RowRange *sent, int items)
+                  const RowRange *sent, int items, Ranks g)
 {
-    const int own = comm_group_rank(RANKS_CONTEXT) * items,
-              count = comm_group_size(RANKS_CONTEXT) * items;
+    const int own = comm_group_rank(g) * items, count = comm_group_size(g) * items;
     check_plain(op, "y", y);
     check_plain(op, "x", x);
     CHECK(y.data != x.data && y.cols == x.cols && format_equal(y.format, x.format),
@@ -282,9 +282,36 @@ size_t check_rows(const char *op, Tensor y, const RowRange *received, Tensor x,
     return (size_t)x.cols * dtype_size(x.format.dtype);
 }
 
+static void check_wire_values(const char *op, const char *name, Tensor t)
+{
+    check_tensor(op, name, t, t.rows, WIRE_VALUES);
+    check_plain(op, name, t);
+}
+
+void check_wire_encode(Tensor message, Tensor x, Wire w, WireScale s)
+{
+    const char *op = "wire_encode";
+    check_wire_values(op, "x", x);
+    check_tensor(op, "message", message, x.rows, (int)(wire_record_bytes(w) / 2));
+    CHECK((w == WIRE_FP8_LM) == (s.scale && s.cut), "%s: a scale is %sgiven", op,
+          s.scale ? "" : "not ");
+}
+
+void check_wire_sum(Tensor y, Tensor x, Tensor messages, int ranks, int own, Wire w)
+{
+    const char *op = "wire_sum";
+    check_wire_values(op, "x", x);
+    check_tensor(op, "y", y, x.rows, WIRE_VALUES);
+    check_tensor(op, "messages", messages, messages.rows, (int)(wire_record_bytes(w) / 2));
+    CHECK(format_equal(y.format, x.format) && own >= 0 && own < ranks && ranks > 1 &&
+              messages.rows % (ranks - 1) == 0 && messages.rows / (ranks - 1) >= x.rows,
+          "%s: %s from %s, %d records from %d, on rank %d of %d", op, format_name(y.format),
+          format_name(x.format), x.rows, messages.rows, own, ranks);
+}
+
 void check_comm_alloc(const char *op, size_t bytes, MemoryUse use)
 {
-    const Ranks g = use == FOR_WEIGHTS ? RANKS_STAGE : RANKS_TENSOR;
+    const Ranks g = use == FOR_ACTIVATIONS ? RANKS_TENSOR : RANKS_STAGE;
     double sum = (double)bytes;
     comm_sum_over(&sum, 1, g);
     CHECK(sum == (double)bytes * comm_group_size(g),
@@ -342,7 +369,7 @@ int check_lora_matrix(const char *op, LoraMatrix m, Tensor wide, Tensor xa)
     check_plain(op, "w", m.w);
     if (format_has_scales(wide.format) && (!format_is_fp8(wide.format) || wide.format.group))
         die("%s: x is %s; expected f32, bf16 or FP8 with one scale", op, format_name(wide.format));
-    CHECK(!wide.channel, "%s: x has factors of columns", op);
+    CHECK(!wide.channel, "%s: x has column factors; expected none", op);
     if (!m.is_b) {
         check_tensor(op, "A", m.w, r, wide.cols);
         return r;

@@ -3,6 +3,7 @@
 #include "kernels/collectives.h"
 #include "kernels/kernels.h"
 #include "kernels/runtime/error.h"
+#include "kernels/wire.h"
 
 /* The name of the operation for messages: this function's name without "backend_". */
 #define OPERATION operation_name(__func__)
@@ -80,7 +81,11 @@ int check_exchange(const char *op, Tensor y, Tensor x, Attention heads);
 
 /* Checks the arguments of comm_exchange. Returns the bytes of a row. */
 size_t check_rows(const char *op, Tensor y, const RowRange *received, Tensor x,
-                  const RowRange *sent, int items);
+                  const RowRange *sent, int items, Ranks g);
+
+/* Check the arguments of wire_encode and wire_sum. */
+void check_wire_encode(Tensor message, Tensor x, Wire w, WireScale s);
+void check_wire_sum(Tensor y, Tensor x, Tensor messages, int ranks, int own, Wire w);
 
 /* Checks the arguments of comm_alloc. */
 void check_comm_alloc(const char *op, size_t bytes, MemoryUse use);

@@ -36,7 +36,7 @@ static void check_operand(const char *op, const char *name, Tensor t, int rows, 
     CHECK(fp8 || !format_has_scales(t.format),
           "%s: %s is %s; expected f32, bf16, or FP8 with one scale", op, name,
           format_name(t.format));
-    CHECK(!t.channel, "%s: %s has factors of columns", op, name);
+    CHECK(!t.channel, "%s: %s has column factors; expected none", op, name);
     check_tensor(op, name, t, rows, cols);
 }
 
@@ -80,7 +80,7 @@ void check_route_backward(Tensor dlogits, const float *dweight, Tensor logits, R
     check_f32_or_bf16(op, "dlogits", dlogits, r.tokens, r.experts);
     CHECK(dweight, "%s: there is no dweight", op);
     CHECK(dlogits.data != logits.data, "%s: dlogits is logits", op);
-    CHECK(balance == 0 || counts.data, "%s: a balance loss without counts", op);
+    CHECK(balance == 0 || counts.data, "%s: the balance loss needs counts, which are absent", op);
     if (counts.data)
         check_groups(op, "counts", counts, r);
 }
@@ -130,7 +130,7 @@ bool check_experts_matmul(Tensor y, Tensor x, Tensor w, Routing r)
     check_tensor(op, "x", x, rows_of(r), x.cols);
     check_tensor(op, "w", w, w.rows, x.cols);
     check_tensor(op, "y", y, x.rows, w.rows / r.experts);
-    CHECK(!x.channel && !w.channel, "%s: an operand has factors of columns", op);
+    CHECK(!x.channel && !w.channel, "%s: an operand has column factors; expected none", op);
     return check_gemm(op, y, x, w);
 }
 
@@ -156,7 +156,7 @@ bool check_experts_matmul_dw(Tensor dw, Tensor dy, Tensor x, Routing r)
     check_f32_or_bf16(op, "dw", dw, r.experts * dy.cols, x.cols);
     CHECK(dy.rows == rows_of(r) && x.rows == dy.rows, "%s: %d rows of dy, %d of x; expected %d", op,
           dy.rows, x.rows, rows_of(r));
-    CHECK(!x.channel && !dy.channel, "%s: an operand has factors of columns", op);
+    CHECK(!x.channel && !dy.channel, "%s: an operand has column factors; expected none", op);
     const bool fp8 = check_gemm(op, dw, dy, x);
     if (fp8) {
         check_has_transpose(op, "dy", dy);

@@ -35,9 +35,9 @@ static inline int routing_rows(int tokens, int experts, int top_k)
 /* ---- router ---------------------------------------------------------------------------------- */
 
 /* p = softmax of a row of logits (N,E), in F32. A token's experts are the k with the largest
- * logits or, with a bias (E), with the largest p + bias, in F32; of equal ones, the lower index
- * wins. weight = p of these experts, divided by their sum if `normalize`. Fills all arrays of r
- * [transformers, OlmoeTopKRouter, Qwen3MoeTopKRouter; the bias: OLMo-core, MoERouter.score_bias].
+ * logits or, with a bias (E), with the largest p + bias, in F32; among equal values, the lower
+ * index wins. weight = p of these experts, divided by their sum if `normalize`. Fills all arrays of
+ * r [transformers, OlmoeTopKRouter, Qwen3MoeTopKRouter; the bias: OLMo-core, MoERouter.score_bias].
  * Entries of `assignment` from first[E] on become -1. logits is F32. bias may be NULL. */
 void route(Routing r, Tensor logits, const float *bias, bool normalize);
 

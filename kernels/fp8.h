@@ -41,7 +41,7 @@ float fp8_group_value(uint8_t scale, DType d);
 uint32_t fp8_pair(float amax, float k, DType d);
 float fp8_pair_scale(uint32_t pair);
 float fp8_pair_power(uint32_t pair);
-/* Returns k of a group whose magnitudes lie between b and a. */
+/* Returns the expansion exponent k of a group with b <= |x| <= a. */
 float fp8_expansion_power(float a, float b, DType d);
 
 float abs_max(const float *x, size_t n); /* NaN counts as 0 */

@@ -248,9 +248,9 @@ void rope_backward(Tensor dx, Tensor dqnorm, Tensor dknorm, Tensor dy, Tensor x,
  * with a window, t - window < u <= t. A window of T or more gives the same bits as no window. Head
  * h reads key/value head h / (H/K). y is (N, H*D), qkv is (N, (H+2K)D). lse is (B,H,T); with
  * documents it has any layout of N*H floats that attention_backward of the same back end reads.
- * Rows of left-out documents are not written. The first ROWS_AFTER_DOCUMENT rows after each other
- * document must be finite in qkv and dy, even if they belong to a left-out document, because tiles
- * read them. */
+ * Rows of left-out documents are not written. After each document that is not left out, the next
+ * ROWS_AFTER_DOCUMENT rows must be finite in qkv and dy, because tiles read them. This also holds
+ * for rows of a left-out document. */
 enum { ROWS_AFTER_DOCUMENT = 128 };
 void attention_forward(Tensor y, float *lse, Tensor qkv, Attention a, Documents docs);
 void attention_backward(Tensor dqkv, Tensor dy, Tensor qkv, Tensor y, const float *lse, Attention a,
@@ -397,10 +397,10 @@ void accumulate(Tensor y, Tensor x);
  * w is F32 or BF16. Calls with shares 1, 1/2, ... 1/n give the mean of n tensors. */
 void average_weights(Tensor mean, Tensor w, float share);
 
-/* Positions of elements that are `width` consecutive columns of each row of a matrix. Element 0 is
- * in column `start` of these columns. skip: number of the matrix's other columns. In the matrix,
- * element i comes i + (start + i) / width * skip elements after element 0. If width is 0, element i
- * comes i elements after element 0. */
+/* Positions of the elements of a column slice: `width` consecutive columns of each row of a matrix
+ * that has `skip` further columns. Element 0 is in column `start` of the slice. In the matrix,
+ * element i comes i + (start + i) / width * skip elements after element 0. width 0: there is no
+ * slice, and element i comes i elements after element 0. */
 typedef struct {
     unsigned width, start;
     uint64_t skip;

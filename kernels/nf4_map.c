@@ -92,7 +92,7 @@ void nf4_check_matrix(const char *op, Tensor y, Nf4 x)
         rows += x.rows[i];
     CHECK(!x.group != !x.plain && x.num_tensors >= 1 && x.num_tensors <= 3 &&
               rows * nf4_items(x) == y.rows,
-          "%s: %d matrices with %d rows in %d parts; y has %d", op, nf4_items(x), rows,
+          "%s: %d matrices of %d rows, each of %d tensors; y has %d rows", op, nf4_items(x), rows,
           x.num_tensors, y.rows);
     CHECK(tensor_exists(y), "%s: there is no y", op);
     CHECK(!format_has_scales(y.format) || (format_is_fp8(y.format) && !y.format.group && y.scale),

@@ -37,8 +37,9 @@ typedef struct {
 } Nf4PlainGroup;
 
 /* A matrix of up to three tensors, one below the other. Tensor i has rows[i] rows. The groups of
- * the first tensor come first, then the groups of the next tensor. With items > 1, there are so many
- * equal matrices, one below the other, and the groups of a matrix follow those of the one before. */
+ * the first tensor come first, then the groups of the next tensor. If items > 1, there are `items`
+ * matrices of this shape, one below the other, and their groups follow each other in the same
+ * order. */
 typedef struct {
     const Nf4Group *group;      /* device memory, 16-byte aligned; NULL: `plain` is used */
     const Nf4PlainGroup *plain; /* device memory, 16-byte aligned */
@@ -113,8 +114,8 @@ HOST_DEVICE static inline int nf4_blocks(Nf4 x, int cols, size_t group)
 
 /* On the host: returns the absmax of block `block` of group `group`, as it is decoded. */
 float nf4_absmax(Nf4 x, size_t group, size_t block);
-/* On the host: sets block i of plain groups to block k of x. Both numbers are counted from the
- * first block of the first group. */
+/* On the host: copies block k of x, with its absmax decoded, to block i of the groups that begin at
+ * `to`. Both numbers count blocks from the first group on. */
 void nf4_copy_block(Nf4PlainGroup *to, size_t i, Nf4 x, size_t k);
 
 /* On the host: encodes a group of n elements x of a tensor with this offset. */

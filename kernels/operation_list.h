@@ -1,5 +1,5 @@
 /* OP(name, parameters, arguments, accesses): one row for each operation. kernels.h, experts.h, nf4_map.h,
- * gptq_layer.h, collectives.h or runtime/device.h specifies the operation. operation_calls.c
+ * gptq_layer.h, wire.h, collectives.h or runtime/device.h specifies the operation. operation_calls.c
  * defines the words of the last column, which names the memory that the operation reads and writes,
  * its matrix products and its ranks.
  *
@@ -267,12 +267,18 @@ OP(gptq_columns,
    CODES(e, READS | WRITES))
 
 /* ---- ranks */
+OP(wire_encode, (Tensor message, Tensor x, Wire w, WireScale s), (message, x, w, s), IN(x),
+   MEMORY(s.scale, sizeof *s.scale, READS), MEMORY(s.cut, sizeof *s.cut, READS | WRITES),
+   OUT(message))
+OP(wire_sum, (Tensor y, Tensor x, Tensor messages, int ranks, int own, Wire w),
+   (y, x, messages, ranks, own, w), IN(x), IN(messages), OUT(y))
 OP(comm_all_reduce, (Tensor x, Ranks g), (x, g), IN(x), OUT(x), OVER(g))
 OP(comm_all_reduce_max, (Tensor x, Ranks g), (x, g), IN(x), OUT(x), OVER(g))
 OP(comm_reduce_scatter, (Tensor part, Tensor whole, Ranks g), (part, whole, g), IN(whole),
    OUT(part), OVER(g))
-OP(comm_exchange, (Tensor y, const RowRange *received, Tensor x, const RowRange *sent, int items),
-   (y, received, x, sent, items), IN(x), OUT(y), OVER(RANKS_CONTEXT))
+OP(comm_exchange,
+   (Tensor y, const RowRange *received, Tensor x, const RowRange *sent, int items, Ranks g),
+   (y, received, x, sent, items, g), IN(x), OUT(y), OVER(g))
 OP(comm_send, (Tensor x, Neighbour to), (x, to), IN(x), WITH_NEIGHBOUR(to))
 OP(comm_receive, (Tensor x, Neighbour from), (x, from), OUT(x), WITH_NEIGHBOUR(from))
 OP(comm_all_gather, (void *whole, const void *part, size_t bytes, Ranks g), (whole, part, bytes, g),

@@ -53,6 +53,7 @@ void model_rehearse(Model *m, ParamStore *store, const Config *c)
     m->memory = nowhere(1);
     store->gathered.memory = nowhere(2);
     store->host.memory = nowhere(3);
+    store->exchange.memory = nowhere(5);
     store->placed = true;
     model_place_tensors(m, store, c);
     offload_place(m, nowhere(4));
@@ -65,7 +66,8 @@ bool model_on_host(const void *p)
 
 void model_rehearsed(Model *m, ParamStore *store)
 {
-    m->memory = store->gathered.memory = store->host.memory = m->offload.host = NULL;
+    m->memory = store->gathered.memory = store->exchange.memory = NULL;
+    store->host.memory = m->offload.host = NULL;
     model_free(m, store);
 }
 

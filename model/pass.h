@@ -16,7 +16,7 @@ typedef enum {
 /* Runs one pass of a micro-batch through a chunk of this stage, forward or backward (pipeline.h).
  * Tokens and targets are in device memory. Exchanges the stream and its gradient with the
  * neighbouring stages. Computes the gradients of scale * (sum of losses + z_weight * sum of
- * z-losses). PASS_FORWARD has no backward rows. */
+ * z-losses). A schedule of PASS_FORWARD has no backward passes. */
 void pass_row(Model *m, ParamStore *store, PipelineRow r, float scale, float z_weight,
               PassKind pass);
 

@@ -107,7 +107,7 @@ int decode_rows(const Recipe *r, int count)
 
 size_t model_planned_bytes(const Model *m, const ParamStore *store)
 {
-    return m->bytes.total + store->gathered.used;
+    return m->bytes.total + store->gathered.used + store->exchange.used;
 }
 
 static int most_in_flight(const Model *m, const Pipeline *p)

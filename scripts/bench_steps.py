@@ -66,8 +66,8 @@ def write_tokens(folder):
 
 
 def measure(folder, ranks):
-    """The Result of the steps after SKIPPED, from metrics.jsonl. A line with the state of the GPUs has means since the previous
-    such line."""
+    """The Result of all steps after the first SKIPPED, from metrics.jsonl. Values of GPUs are means since the previous line
+    that has them."""
     lines = metrics.read(folder)
     steps = [line for line in lines if "throughput/total_tokens" in line]
     first, last = steps[SKIPPED - 1], steps[-1]
@@ -75,7 +75,7 @@ def measure(folder, ranks):
     speed = (last["throughput/total_tokens"] - first["throughput/total_tokens"]) / seconds / ranks
     states = [line for line in lines if "system/gpu_power_watts" in line]
     weights = [(b["step"] - a["step"], b) for a, b in zip(states, states[1:])]
-    # if steps take less than a second, several share a line
+    # only lines whose means begin after SKIPPED steps; if there are none, the last line
     weights = [(n, b) for n, b in weights if b["step"] - n >= SKIPPED] or weights[-1:]
 
     def mean(name):

@@ -93,7 +93,7 @@ def after_colon(value, indent):
 
 
 class Converted:
-    """theirs: keys of the old file that are not converted yet; ours: the new keys."""
+    """theirs: keys of the other program's file that are not converted yet; ours: keys of ./train."""
 
     def __init__(self, tree, program, path, ranks):
         self.theirs, self.ours, self.program, self.path, self.ranks = flatten(tree), {}, program, path, ranks

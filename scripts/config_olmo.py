@@ -6,7 +6,7 @@ from config_keys import known, other_names, shown
 NAME = "OLMo or COAT"
 SECTIONS = ("model", "optimizer", "quantize_model", "quantize_optimizer", "fsdp", "global_train_batch_size", "max_duration")
 
-# Keys of which ./train supports one value. Other values of the first keys describe another model.
+# Keys for which ./train supports only one value. Another value of a key in MODEL describes another model.
 MODEL = {
     "activation_type": ("swiglu", "the MLP is SwiGLU"), "block_type": ("sequential llama", "attention, then MLP"),
     "rope": ("true", "positions are rotary"), "alibi": ("false", "positions are rotary"),

@@ -303,7 +303,7 @@ def saving(c):
 
 
 def plain(c):
-    """Leaves out names of classes that no rule reads, and formats, because the recipe decides them."""
+    """Leaves out class names that no rule reads. Leaves out formats, because the recipe decides them."""
     read = ("dataset._CLASS_", "rope.scaling._CLASS_", "optim._CLASS_", "scheduler._CLASS_", "qk_norm._CLASS_")
     for key in list(c.theirs):
         last = key.rpartition(".")[2]

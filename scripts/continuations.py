@@ -26,7 +26,8 @@ def parse(parser):
 
 
 def follow(folder):
-    """Follows `latest`: on a file system without symbolic links, it is a file that names the checkpoint."""
+    """Follows `latest` to the checkpoint. On a file system without symbolic links, `latest` is a file that names the
+    checkpoint."""
     if os.path.basename(folder) != "latest" or not os.path.isfile(folder):
         return folder
     with open(folder, encoding="utf-8") as file:

@@ -156,7 +156,7 @@ def train(tokens, labels, steps, wrong=""):
 
 
 def distance(model, other, start):
-    """Largest difference of a tensor between two runs, as a share of the change by the first run."""
+    """The largest difference of a tensor between two runs, relative to how much the first run changed the tensor."""
     off = lambda a, b: (a - b).double().norm().item()
     return max(off(q, p) / off(p, s) for p, q, s in zip(model.parameters(), other.parameters(), start.parameters()))
 

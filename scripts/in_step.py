@@ -66,8 +66,8 @@ def find_steps(records):
 
 
 def group_records(records):
-    """The group of each kernel. If all weights are trained, a chunk of the head is one GEMM before its loss and two after it, in
-    any format. Copies within a GPU on another queue than the kernels' are collectives by NCCL's copy engines."""
+    """The group of each kernel. A chunk of the head has one GEMM before its loss and, if all weights are trained, two after
+    it. Copies within a GPU that run on another queue than the kernels are collectives of NCCL's copy engines."""
     groups = [group_of(r.name) for r in records]
     busy = collections.Counter()
     for r in records:

@@ -28,8 +28,8 @@ def command(options, recipe, ranks, batch, *more):
 
 
 def planned(options, recipe, ranks):
-    """The number of sequences that fit by a dry run, at least 1. The dry run has micro-batches of up to MOST sequences in a
-    step; it sums gradients as for one micro-batch."""
+    """The number of sequences that fit by a dry run, at least 1. A step of the dry run has MOST sequences per rank.
+    Gradients are summed in each micro-batch, as in a step with one micro-batch."""
     done = subprocess.run([options.train, options.config, f"--recipe={recipe}", *options.rest, "--dry_run", f"--ranks={ranks}",
                            device_memory(options), f"--global_train_batch_size={ranks * MOST}",
                            "--device_train_microbatch_size=1", "--fsdp.grad_sync_mode=micro_batch"],

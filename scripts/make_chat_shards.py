@@ -172,8 +172,9 @@ class Notes:
 
 
 def check_template():
-    """Warns of templates that ignore add_generation_prompt, unless they end every question with the opening of an answer. Some
-    templates accept no question without a system message: their conversations show this later."""
+    """Warns of templates that ignore add_generation_prompt, unless they end every question with the opening of an answer.
+    Templates that accept no question without a system message are not checked here; errors then appear with the
+    conversations."""
     question, answer = {"role": "user", "content": "Why?"}, {"role": "assistant", "content": chat_written.MARK}
     try:
         without, asked = (process.template.render([question], asks) for asks in (False, True))

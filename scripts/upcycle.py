@@ -56,8 +56,8 @@ def main():
     config = read_json(args.dense, "config.json")
     if config.get("model_type") != "qwen3" or config.get("use_sliding_window"):
         raise Bad(f"{args.dense}: its model_type is {config.get('model_type')}, use_sliding_window is "
-                  f"{config.get('use_sliding_window', False)}; expected qwen3 without sliding windows, because only the attention of "
-                  "Qwen3 is that of a class with experts")
+                  f"{config.get('use_sliding_window', False)}; expected qwen3 without sliding windows: of the classes with experts, "
+                  "Qwen3MoeForCausalLM has the attention of Qwen3")
     if not 1 <= args.top_k <= args.experts:
         raise Bad(f"--top-k={args.top_k}: expected a number from 1 to --experts={args.experts}")
     if os.path.exists(args.output):

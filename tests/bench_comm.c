@@ -36,7 +36,7 @@ static void exchange(const Bench *b)
     for (int r = 0; r < comm_size(); r++)
         piece[r] = (RowRange){ r * part, part };
     comm_exchange(tensor_at(b->memory + b->bytes, BF16_, rows, WIDTH), piece,
-                  tensor_at(b->memory, BF16_, rows, WIDTH), piece, 1);
+                  tensor_at(b->memory, BF16_, rows, WIDTH), piece, 1, RANKS_CONTEXT);
 }
 
 static void nothing(const Bench *b)

@@ -5,6 +5,7 @@
  * with the data sheet. All tensors are larger than the L2 cache. On a CPU the shape shrinks to a
  * few tokens, only to show that every operation runs. */
 #include "kernels/nf4_map.h"
+#include "kernels/wire.h"
 #include "tests/bench_attention.h"
 #include "tests/bench_experts.h"
 #include "tests/bench_lora.h"
@@ -267,6 +268,28 @@ static void bench_weights(const Model *m)
     release();
 }
 
+/* A block's gradients as two ranks exchange them: each sends one half and adds the other. */
+static void bench_wire(const Model *m)
+{
+    static const struct {
+        const char *encode, *sum;
+        Wire wire;
+    } rows[] = { { "wire_encode bf16 -> fp8", "wire_sum fp8", WIRE_FP8 },
+                 { "wire_encode bf16 -> int8", "wire_sum int8", WIRE_INT8 },
+                 { "wire_encode bf16 -> bf16", "wire_sum bf16", WIRE_BF16 } };
+    const int records = (int)(m->params / 2 / WIRE_VALUES);
+    Tensor x = make_normal(BF16_, records, WIRE_VALUES, 1e-3f);
+    for (int i = 0; i < 3; i++) {
+        const Wire w = rows[i].wire;
+        const double bytes = (double)records * (double)wire_record_bytes(w),
+                     own = 2.0 * tensor_numel(x);
+        Tensor message = wire_message(hold((size_t)bytes), (size_t)records, w);
+        TIME_BYTES(rows[i].encode, own + bytes, wire_encode(message, x, w, (WireScale){ 0 }));
+        TIME_BYTES(rows[i].sum, 2 * own + bytes, wire_sum(x, x, message, 2, 1, w));
+    }
+    release();
+}
+
 /* A frozen matrix in NF4, converted to an operand before every use. */
 static void bench_nf4(const Model *m)
 {
@@ -519,6 +542,7 @@ int main(int argc, char **argv)
     bench_adamw_fp8(m);
     bench_adamw8bit(m);
     bench_weights(m);
+    bench_wire(m);
     bench_nf4(m);
     bench_embedding(m);
     bench_loss(m);

@@ -14,7 +14,7 @@ static inline bool is_operand(Format f)
 
 /* ---- cases ------------------------------------------------------------------------------------ */
 
-/* FP8 shapes are those of test_fp8_operations; odd shapes are for the CPU. */
+/* FP8 cases use the shapes of test_fp8_operations. Odd shapes are for the CPU. */
 typedef struct {
     const char *name;
     int N, E, k;

@@ -16,6 +16,7 @@
 
 #include <jansson.h>
 
+#include "kernels/runtime/error.h"
 #include "tests/test.h"
 #include "tests/sanitized.h"
 

@@ -35,7 +35,7 @@ static inline void small_open(Small *s, SmallModel a, const char *recipe)
     m.head_dim = 32;
     m.mlp_width = 256;
     model_config(&s->config, &m, recipe, B);
-    /* so that operands follow from saved tensors, bit for bit */
+    /* so that a test can compute operands from saved tensors, bit for bit */
     s->config.recipe.forward = FROM_SAVED;
     s->config.save_folder = measured_folder;
     s->config.quant_stats_interval = 1;

@@ -43,14 +43,17 @@ static inline Strategy mesh(int stages, int context, int tensor)
  * change groups. */
 static inline void divide(Strategy s)
 {
-    if (comm_group_size(RANKS_PIPELINE) == pipeline_stages(&s) &&
-        comm_group_size(RANKS_SHARD) == s.shard_ranks &&
-        comm_group_size(RANKS_CONTEXT) == context_ranks(&s) &&
-        comm_group_size(RANKS_TENSOR) == tensor_ranks(&s))
+    Mesh m = mesh_of_tensor(comm_size(), pipeline_stages(&s), s.shard_ranks, context_ranks(&s),
+                            tensor_ranks(&s));
+    if (s.wire != WIRE_NONE)
+        mesh_cut_at_hosts(&m, s.ranks_per_host);
+    bool same = true;
+    for (MeshDim d = 0; d < MESH_DIMS; d++)
+        same &= comm_group_size((Ranks)(1 << d)) == m.size[d];
+    if (same)
         return;
     comm_device_finish();
-    comm_set_mesh(mesh_of_tensor(comm_size(), pipeline_stages(&s), s.shard_ranks, context_ranks(&s),
-                                 tensor_ranks(&s)));
+    comm_set_mesh(m);
     comm_init();
 }
 

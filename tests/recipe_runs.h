@@ -58,8 +58,8 @@ static inline float *as_floats(Tensor t)
 }
 
 /* How to run a step of `parts` micro-batches. If there are several micro-batches, the first has no
- * labels. before: if not 0, another step, with its loss multiplied by `before`, and an evaluation
- * run first. */
+ * labels. before: if it is not 0, another step, whose loss is multiplied by `before`, and an
+ * evaluation run first. */
 typedef struct {
     Keep keep;
     bool saved_forward;

@@ -78,7 +78,7 @@ static inline void place(Run *r)
     place_choice(r, (ShardChoice){ 1, 0, false });
 }
 
-/* Configures a run, which is not placed yet. */
+/* Sets the configuration of a run. The model gets its memory later, by place_part. */
 static inline void configure(Run *r, const ModelConfig *m, const char *optimizer, Format master,
                              Format m1, Format m2)
 {

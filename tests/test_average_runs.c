@@ -340,7 +340,7 @@ TEST(test_spike)
                         "--data.paths=[%s/same.npy] --spikes=stop "
                         "--save_folder=%s/spike",
                         two, folder, folder),
-                  1);
+                  STATUS_DIVERGED);
     expect_output("step 66: a spike: loss ");
     expect_status(train(1,
                         "%s --restore_dataloader=false --load_path=%s/spike/step65-aborted "
@@ -367,10 +367,10 @@ TEST(test_ranks)
 
 TEST(test_errors)
 {
-    expect_status(run(1, "wrong", "--average.last=3"), 1);
+    expect_status(run(1, "wrong", "--average.last=3"), STATUS_INPUT);
     expect_output("average needs both last and every, as in average: {last: 5, every: 200}; every "
                   "is missing");
-    expect_status(run(1, "wrong", "--average.every=3"), 1);
+    expect_status(run(1, "wrong", "--average.every=3"), STATUS_INPUT);
     expect_output("last is missing");
     assert_false(exists("wrong"));
 }

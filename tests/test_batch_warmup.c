@@ -133,7 +133,7 @@ TEST(test_errors)
         { "--batch_size_warmup=[1] --max_duration=1ep", "length in epochs is not supported" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        expect_status(run(1, "wrong", cases[i].more), 1);
+        expect_status(run(1, "wrong", cases[i].more), STATUS_INPUT);
         expect_output(cases[i].error);
     }
     assert_false(exists("wrong"));

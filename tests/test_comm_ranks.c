@@ -213,7 +213,7 @@ static void exchange_case(int context, int shared, Format f)
                  exchanged = make(f, context * N, part);
     fill_sixteenths(x, (uint64_t)comm_rank());
     heads_split(exchanged, x, heads);
-    comm_exchange(y, whole, exchanged, by_rank, ITEMS);
+    comm_exchange(y, whole, exchanged, by_rank, ITEMS, RANKS_CONTEXT);
     const double *found = values(y), *mine = values(x);
     float *scaled = keep(sizeof *scaled * (size_t)(context * N * part));
     for (int r = 0; r < context; r++) {
@@ -235,7 +235,7 @@ static void exchange_case(int context, int shared, Format f)
             }
     }
     put_rounded(y, scaled);
-    comm_exchange(exchanged, by_rank, y, whole, ITEMS);
+    comm_exchange(exchanged, by_rank, y, whole, ITEMS, RANKS_CONTEXT);
     heads_join(z, exchanged, heads);
     const double *back = values(z);
     for (int n = 0; n < N; n++)
@@ -283,7 +283,7 @@ static void uneven_case(int context)
                 expected[at * COLS + k] = (float)(r * 1000 + theirs.first * COLS + k);
             at += theirs.count + 1;
         }
-    comm_exchange(y, received, x, sent, ITEMS);
+    comm_exchange(y, received, x, sent, ITEMS, RANKS_CONTEXT);
     const double *found = values(y);
     for (int i = 0; i < rows * COLS; i++)
         assert_true(found[i] == (double)expected[i]);

@@ -377,6 +377,8 @@ TEST(test_layers_and_stages)
           "parallelism.pipeline 4 2 3 --parallelism.pipeline=1" },
         { 8, "--parallelism.pipeline=8", "--device_train_microbatch_size=1",
           "parallelism.pipeline 8 2 --parallelism.pipeline=2" },
+        { 2, "--fsdp.precision=mixed", "--fsdp.grad_wire=fp8",
+          "fsdp.grad_wire fsdp.precision mixed f32" },
         { 2, "--parallelism.pipeline=2", "--fsdp.grad_sync_mode=micro_batch",
           "fsdp.grad_sync_mode micro_batch batch" },
         { 2, "--parallelism.pipeline=2", "--parallelism.pipeline_schedule=Interleaved1F1B",

@@ -195,6 +195,7 @@ TEST(test_reload_old)
         { "\nsave_folder: ",
           "\npreference:\n  loss: none\n  beta: null\n  gamma: null\n  label_smoothing: 0\n"
           "  sft_weight: null\n  reference: null\nsave_folder: " },
+        { "\nparallelism:", "\n  grad_wire: null\nparallelism:" },
         { "\n  adjust_lr: ", "\n  adjust_lr_fn: " },
         { "\nnetwork: ", "\ninternode_gb_per_s: " },
         { "\nmlp_tile: ", "\ntiled_mlp_tokens: " },

@@ -31,7 +31,7 @@ TEST(test_bad_token)
     make_bad();
     for (int ranks = 1; ranks <= 2 && ranks <= most_ranks(); ranks++) {
         long step = 0;
-        expect_status(train_on(ranks, "bad.npy", ""), 1);
+        expect_status(train_on(ranks, "bad.npy", ""), STATUS_INPUT);
         const char *error = strstr(output, "; step ");
         if (!error ||
             sscanf(error, "; step %ld has no data, and the last checkpoint is ", &step) != 1)
@@ -42,7 +42,7 @@ TEST(test_bad_token)
         assert_int_equal(trainer("run/latest", "step"), step - 1);
         losses(found, "run", (int)step - 1);
         /* no new state to save */
-        expect_status(train_on(ranks, "bad.npy", "--try_load_latest_save"), 1);
+        expect_status(train_on(ranks, "bad.npy", "--try_load_latest_save"), STATUS_INPUT);
         assert_int_equal(trainer("run/latest", "step"), step - 1);
         shell("mv %s/bad.npy %s/other && cp build/few-ids/train.npy %s/bad.npy", folder, folder,
               folder);
@@ -81,7 +81,7 @@ TEST(test_cut_file)
     FILE *p = start(2, arguments);
     wait_for_lines("cut", 3);
     shell("truncate -s 4096 %s/cut.npy", folder);
-    expect_status(finish(p), 1);
+    expect_status(finish(p), STATUS_INPUT);
     expect_output("cut.npy can no longer be read at byte");
     expect_output("has no data, and the last checkpoint is ");
     shell("cd %s/cut && test step$(tail -n 1 metrics.jsonl | sed 's/.*\"step\": "
@@ -181,7 +181,7 @@ TEST(test_bad_validation)
     char load[256];
     snprintf(load, sizeof load,
              "--eval_only --eval_subset_num_batches=-1 --load_path=%s/deep/latest", folder);
-    expect_status(finish(start_evaluating(2, "only", load)), 1);
+    expect_status(finish(start_evaluating(2, "only", load)), STATUS_INPUT);
     expect_output("a.npy: token 1500 (counted from 0) is 65535");
 }
 

@@ -185,22 +185,22 @@ TEST(test_nowhere)
 
 TEST(test_refused)
 {
-    expect_status(train(1, "--eval_only %s --save_folder=null", evaluators), 1);
+    expect_status(train(1, "--eval_only %s --save_folder=null", evaluators), STATUS_INPUT);
     expect_output("eval_only: there is no model");
     expect_status(train(1,
                         "--eval_only --load_path=%s/run/latest --evaluators=[] --save_folder=null",
                         folder),
-                  1);
+                  STATUS_INPUT);
     expect_output("there are no evaluators");
     shell("echo 'evaluators: []' >%s/only.yaml", folder);
     expect_status(finish(start_command("%s/train %s/only.yaml --eval_only",
                                        setting("BUILD", "build/cpu"), folder)),
-                  1);
+                  STATUS_INPUT);
     expect_output("only.yaml: there is no model; --load_path=FOLDER names");
     shell("sed -i 's/\\[0, 0, 500\\]/[0, 0, 1000]/' %s/made.jsonl", folder);
     expect_status(
         train(1, "--max_duration=2 --eval_interval=2 %s --save_folder=%s/bad", evaluators, folder),
-        1);
+        STATUS_INPUT);
     expect_output("made.jsonl:2: token 1000 is beyond the vocabulary");
 }
 

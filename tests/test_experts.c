@@ -287,7 +287,7 @@ TEST(test_errors)
            codes = make(E4, g.rows, C), gradient = make(E5, g.rows, O), w8 = make(E4, E * O, C),
            groups = make((Format){ E4M3, 16 }, g.rows, C), act = make(E4, g.rows, O / 2);
     Tensor dweight = make_f32(1, g.rows), x8 = make(E4, N, C), half = make(H, g.rows, O / 2),
-           narrow = make(H, g.rows, C / 2);
+           narrow = make(H, g.rows, C / 2), too_few = make(H, N, RANK);
     DIES("experts_gather: y is (20, 32)", experts_gather(x, x, NULL, r));
     DIES("experts_gather: y is e4m3/16; expected f32, bf16, or FP8 with one scale",
          experts_gather(groups, x, NULL, r));
@@ -302,11 +302,10 @@ TEST(test_errors)
          experts_matmul_dw(w, gradient, codes, r));
     DIES("experts_matmul_dw: dw is e4m3; expected f32 or bf16", experts_matmul_dw(w8, y, rows, r));
     const LoraMatrix a = { .w = make(H, E * RANK, C), .num_projections = 1 };
-    DIES("experts_lora_narrow: 20 rows; expected",
-         experts_lora_narrow(make(H, N, RANK), x, a, SCALE, r));
+    DIES("experts_lora_narrow: 20 rows; expected", experts_lora_narrow(too_few, x, a, SCALE, r));
     DIES("lora_narrow: xa is (", experts_lora_narrow(narrow, rows, a, SCALE, r));
     act.channel = dweight.data;
-    DIES("experts_swiglu: act has factors of columns", experts_swiglu(act, y, y, r, FROM_SAVED));
+    DIES("experts_swiglu: act has column factors", experts_swiglu(act, y, y, r, FROM_SAVED));
     DIES("experts_swiglu: gate_up is e4m3; expected f32, bf16, or FP8 in groups",
          experts_swiglu(narrow, codes, rows, r, FROM_SAVED));
     DIES("experts_swiglu_backward: there is no dweight",

@@ -72,7 +72,7 @@ TEST(test_branches)
 {
     expect_status(run(1, "branch", from("long/step8", "--max_duration=12")), 0);
     check_rates("branch", 9, 12);
-    expect_status(run(1, "again", from("branch", "--max_duration=12")), 1);
+    expect_status(run(1, "again", from("branch", "--max_duration=12")), STATUS_INPUT);
     expect_output("all its checkpoints, step12 to step12, are in the decay, which begins after 8 "
                   "of 12 steps");
     expect_status(run(1, "tokens",
@@ -118,12 +118,12 @@ TEST(test_refusals)
     expect_status(run(1, "cosine", "--max_duration=1 --scheduler.name=cosine_with_warmup"), 0);
     expect_status(run(1, "epoch", "--max_duration=1ep --stop_at=1"), 0);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        expect_status(run(1, "refused", from(cases[i].run, cases[i].more)), 1);
+        expect_status(run(1, "refused", from(cases[i].run, cases[i].more)), STATUS_INPUT);
         expect_output(cases[i].error);
         assert_false(exists("refused"));
     }
     /* no checkpoint is lost unless the user asks for it */
-    expect_status(run(1, "short", from("short", "--max_duration=24")), 1);
+    expect_status(run(1, "short", from("short", "--max_duration=24")), STATUS_INPUT);
     expect_output("--save_overwrite goes back and deletes later checkpoints, --save_folder=... "
                   "uses another folder");
     assert_true(exists("short/step16"));
@@ -140,16 +140,16 @@ TEST(test_decay_is_over)
              "learning rate of step 17 would rise from 0.0001 to 0.001. To train longer, give "
              "--extend=%s/short and another save_folder",
              folder);
-    expect_status(run(1, "short", "--max_duration=24 --try_load_latest_save"), 1);
+    expect_status(run(1, "short", "--max_duration=24 --try_load_latest_save"), STATUS_INPUT);
     expect_output(text);
     snprintf(text, sizeof text, "--max_duration=24 --load_path=%s/short/step16", folder);
-    expect_status(run(1, "elsewhere", text), 1);
+    expect_status(run(1, "elsewhere", text), STATUS_INPUT);
     expect_output("--extend=");
     assert_false(exists("elsewhere/config.yaml"));
     shell("cd %s && ls -l short >after && cat short/metrics.jsonl >>after && cmp before after",
           folder);
     expect_status(run(1, "decays", "--max_duration=16 --stop_at=13"), 0);
-    expect_status(run(1, "decays", "--max_duration=17 --try_load_latest_save"), 1);
+    expect_status(run(1, "decays", "--max_duration=17 --try_load_latest_save"), STATUS_INPUT);
     expect_output("step 14 would rise from 0.00055 to 0.000775");
     expect_status(run(1, "decays", "--max_duration=16 --try_load_latest_save"), 0);
     check_rates("decays", 1, 16);

@@ -289,7 +289,7 @@ TEST(test_items)
     }
     Tensor x = make(F, 30, 16), y = make_transposed(formats[0], 30, 16),
            groups = make(formats[2], 30, 16);
-    DIES("(30, 16) from (30, 16), of 7 items", quantize_item_codes(y, x, 7));
+    DIES("expected one shape, divided into 7 items", quantize_item_codes(y, x, 7));
     DIES("10 items of 3 x 8 elements; expected a multiple of 16 in each",
          quantize_item_scales((Tensor){ .format = formats[0], .rows = 30, .cols = 8 },
                               (Tensor){ .format = F, .rows = 30, .cols = 8 }, 10));

@@ -119,10 +119,10 @@ TEST(test_padding)
     Tensor x = make(H, 5, 32), longer = make(E4, 16, 32), shorter = make(E4, 4, 32),
            wider = make(E4, 16, 48);
     Tensor groups = make(E16, 16, 32), plain = make(H, 16, 32);
-    DIES("quantize_codes: (4, 32) from (5, 32)", quantize_codes(shorter, x));
-    DIES("quantize_codes: (16, 48) from (5, 32)", quantize_codes(wider, x));
-    DIES("quantize_codes: (16, 32) from (5, 32)", quantize_codes(groups, x));
-    DIES("quantize_codes: (16, 32) from (5, 32)", quantize_codes(plain, x));
+    DIES("quantize_codes: y is (4, 32), x is (5, 32)", quantize_codes(shorter, x));
+    DIES("quantize_codes: y is (16, 48), x is (5, 32)", quantize_codes(wider, x));
+    DIES("quantize_codes: y is (16, 32), x is (5, 32)", quantize_codes(groups, x));
+    DIES("quantize_codes: y is (16, 32), x is (5, 32)", quantize_codes(plain, x));
     DIES("quantize: y is (16, 32)", quantize(longer, x));
     DIES("expand_operand: x is bf16 without a transpose", expand_operand(plain, plain));
     release();

@@ -111,12 +111,12 @@ TEST(test_lengths)
 
 TEST(test_errors)
 {
-    expect_status(run(1, "wrong", "--sequence_length_warmup.min_sequence_length=8"), 1);
+    expect_status(run(1, "wrong", "--sequence_length_warmup.min_sequence_length=8"), STATUS_INPUT);
     expect_output("warmup_steps is missing");
     expect_status(run(1, "wrong",
                       "--sequence_length_warmup.min_sequence_length=33 "
                       "--sequence_length_warmup.warmup_steps=2"),
-                  1);
+                  STATUS_INPUT);
     expect_output("min_sequence_length 33 is more than model.max_sequence_length 32");
     assert_false(exists("wrong"));
 }

@@ -144,14 +144,14 @@ TEST(test_refused)
     expect_status(
         train(1, "--load_path=%s/base/step3 --lora.rank=4 --max_duration=4 --save_folder=%s/base",
               folder, folder),
-        1);
+        STATUS_INPUT);
     expect_output("base/step3, the base of the adapters (lora.rank 4), is in save_folder ");
     expect_output(": give the adapters a save_folder of their own");
     expect_status(train(1,
                         "--load_path=%s/base/step3 --lora.rank=4 --max_duration=4 "
                         "--save_folder=%s/base/step3 --save_overwrite",
                         folder, folder),
-                  1);
+                  STATUS_INPUT);
     expect_output("base/step3, the base of the adapters (lora.rank 4), is in save_folder ");
     shell("cp -r %s/base %s/copy", folder, folder);
     expect_status(
@@ -164,14 +164,14 @@ TEST(test_refused)
             1,
             "--load_path=%s/orphan/latest --max_duration=3 --save_folder=%s/copy --save_overwrite",
             folder, folder),
-        1);
+        STATUS_INPUT);
     expect_output("copy/step3, the base of the adapters (lora.rank 4), is in save_folder ");
     shell("mv %s/copy %s/moved", folder, folder);
     expect_status(train(1,
                         "--load_path=%s/orphan/latest --max_duration=3 --save_folder=%s/orphan "
                         "--try_load_latest_save",
                         folder, folder),
-                  1);
+                  STATUS_INPUT);
     expect_output(
         "copy/step3: there is no such folder; give the model's folder: --lora.base_path=FOLDER");
     expect_status(train(1,
@@ -211,14 +211,14 @@ TEST(test_other_base)
                         "--load_path=%s/place --lora.rank=4 --max_duration=3 "
                         "--save_folder=%s/beside --try_load_latest_save",
                         folder, folder),
-                  1);
+                  STATUS_INPUT);
     expect_output(says);
     snprintf(arguments, sizeof arguments, "--eval_only --load_path=%s/beside/latest %s", folder,
              evaluators);
-    expect_status(on_one(arguments), 1);
+    expect_status(on_one(arguments), STATUS_INPUT);
     expect_output(says);
     snprintf(arguments, sizeof arguments, "--export=%s/beside %s/into", folder, folder);
-    expect_status(on_one(arguments), 1);
+    expect_status(on_one(arguments), STATUS_INPUT);
     expect_output(says);
     shell("test ! -e %s/into", folder);
     expect_status(train(1,
@@ -236,7 +236,7 @@ TEST(test_other_base)
                         "--load_path=%s/place --lora.rank=4 --max_duration=4 "
                         "--save_folder=%s/beside --try_load_latest_save",
                         folder, folder),
-                  1);
+                  STATUS_INPUT);
     expect_output(says);
 }
 

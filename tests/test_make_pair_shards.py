@@ -52,11 +52,12 @@ class PairTest(test_make_shards.Folder):
         later = [{"chosen": QUESTION + GOOD + [user("thank you")] + WORSE, "rejected": QUESTION + WORSE}]
         self.assertEqual(self.texts(self.pairs(later)[0]), ["is four<|im_end|>", "is seven<|im_end|>", "is seven<|im_end|>"])
 
-    def test_begin_token(self):
-        """The begin token of a template is written once on each side."""
+    def test_special_tokens(self):
+        """The begin token of a template is written once on each side, and so is the end of an answer."""
         output, _ = self.pairs([{"prompt": QUESTION, "chosen": GOOD, "rejected": WORSE}], name="llama-3.1")
         ids, _, rows = self.read(output)
         self.assertEqual([int((ids[a:b] == ids[0]).sum()) for a, b in rows], [1, 1])
+        self.assertEqual(self.texts(output, "llama-3.1"), ["is four<|eot_id|>", "is seven<|eot_id|>"])
 
     def test_errors(self):
         good = {"prompt": QUESTION, "chosen": GOOD, "rejected": WORSE}
@@ -67,6 +68,9 @@ class PairTest(test_make_shards.Folder):
                 ({"chosen": "is four", "rejected": "is seven"}, 'no "prompt"', "texts"),
                 ({"prompt": QUESTION, "chosen": GOOD}, "expected prompt, chosen and rejected"),
                 ({"context": QUESTION, "completions": [{"rank": 0, "completion": GOOD}]}, "expected two objects"),
+                ({"prompt": QUESTION, "completion": GOOD, "label": True}, "expected prompt, chosen and rejected"),
+                ({"prompt": QUESTION, "chosen": GOOD, "rejected": [answer(None)]}, "content null"),
+                ({"prompt": QUESTION, "chosen": None, "rejected": WORSE}, '"chosen" is '),
                 ({"prompt": QUESTION, "chosen": 4, "rejected": WORSE}, '"chosen" is 4')):
             self.assert_bad(self.pairs, [[good, bad]], ":2", *words)
             self.assertIn("left out, as --skip-bad asks: 1", self.pairs([good, bad], "--skip-bad")[1])

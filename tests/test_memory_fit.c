@@ -246,14 +246,52 @@ TEST(test_stages)
     config_free(c);
 }
 
+/* A step of 512 micro-batches sums gradients in F32, a step of 128 in BF16. The largest micro-batch
+ * that fits does not depend on the configured one. */
+TEST(test_format_of_gradients)
+{
+    for (int n = 1; n <= 4; n *= 4) {
+        char text[64];
+        snprintf(text, sizeof text, "--device_train_microbatch_size=%d", n);
+        char *argv[] = { "train",
+                         "configs/Llama-3-8B.yaml",
+                         "--dry_run",
+                         "--ranks=1",
+                         "--device_memory=79",
+                         "--model.max_sequence_length=4096",
+                         text,
+                         NULL };
+        Config *c = config_load(7, argv, 1, checkpoint_latest);
+        assert_int_equal(c->recipe.grads.dtype, n == 1 ? F32 : BF16);
+        assert_int_equal(memory_fit_largest(c), 4);
+        config_free(c);
+    }
+}
+
 TEST(test_does_not_fit)
 {
     expect_status(dry_run(1, "--recipe=bf16 --ranks=1 --device_memory=80 --data=null"), 0);
     expect_output("on the host, GiB: activations of ");
+    expect_output("sequences of 4096 tokens with CPU offload; ");
     assert_ptr_equal(strstr(last_line(), "fits: "), last_line());
     expect_status(
         dry_run(1,
                 "--recipe=bf16 --ranks=1 --device_memory=80 --data=null --offload.optimizer=never"),
+        0);
+    expect_output("largest micro-batch that fits: none");
+    assert_ptr_equal(strstr(last_line(), "DOES NOT FIT: "), last_line());
+}
+
+/* All ranks of a dry run under mpirun search for more ranks, in which they agree on the memory. */
+TEST(test_does_not_fit_on_two_ranks)
+{
+    if (!can_run(2, "a dry run that does not fit"))
+        return;
+    expect_status(
+        finish(start_command("%s -n 2 %s/train configs/Llama-2-7B.yaml --dry_run --recipe=bf16 "
+                             "--device_memory=20 --data=null --offload='{activations: never, "
+                             "frozen: never, optimizer: never, master: never}'",
+                             setting("LAUNCH", "mpirun"), setting("BUILD", "build/cpu"))),
         0);
     expect_output("largest micro-batch that fits: none");
     assert_ptr_equal(strstr(last_line(), "DOES NOT FIT: "), last_line());
@@ -313,7 +351,7 @@ TEST(test_large_matrices)
              model);
     expect_status(dry_run(1, arguments), 0);
     snprintf(arguments, sizeof arguments, "%s --model.mlp_hidden_size=131072", model);
-    expect_status(dry_run(1, arguments), 1);
+    expect_status(dry_run(1, arguments), STATUS_INPUT);
     expect_output("error: block 0: gate_up has 131072 x 16384 numbers; a matrix can have at most "
                   "2147483391. Use a smaller");
 }
@@ -340,7 +378,7 @@ TEST(test_unknown_memory)
 {
     if (on_gpu())
         skip();
-    expect_status(dry_run(1, "--recipe=bf16 --ranks=64"), 1);
+    expect_status(dry_run(1, "--recipe=bf16 --ranks=64"), STATUS_INPUT);
     expect_output(
         "To plan for 64 ranks (1 started), give the memory of a GPU in GiB: --device_memory=80");
     assert_null(strstr(output, "fits"));

@@ -5,7 +5,7 @@
 #include "tests/test.h"
 #include "tests/kit.h"
 
-enum { MOST = 3, MESHES = 243, MOST_RANKS = 4096 };
+enum { MOST = 3, MESHES = 729, MOST_RANKS = 2048 };
 
 /* Computes the coordinates of every rank by counting like an odometer. Dimension 0 is the
  * fastest. */
@@ -16,13 +16,14 @@ static int count_ranks(const Mesh *m)
     int n = 0;
     for (int p = 0; p < m->size[MESH_PIPELINE]; p++)
         for (int r = 0; r < m->size[MESH_REPLICA]; r++)
-            for (int s = 0; s < m->size[MESH_SHARD]; s++)
-                for (int c = 0; c < m->size[MESH_CONTEXT]; c++)
-                    for (int t = 0; t < m->size[MESH_TENSOR]; t++, n++) {
-                        int *at = coordinates[n];
-                        at[MESH_PIPELINE] = p, at[MESH_REPLICA] = r, at[MESH_SHARD] = s,
-                        at[MESH_CONTEXT] = c, at[MESH_TENSOR] = t;
-                    }
+            for (int h = 0; h < m->size[MESH_HOST]; h++)
+                for (int s = 0; s < m->size[MESH_SHARD]; s++)
+                    for (int c = 0; c < m->size[MESH_CONTEXT]; c++)
+                        for (int t = 0; t < m->size[MESH_TENSOR]; t++, n++) {
+                            int *at = coordinates[n];
+                            at[MESH_PIPELINE] = p, at[MESH_REPLICA] = r, at[MESH_HOST] = h,
+                            at[MESH_SHARD] = s, at[MESH_CONTEXT] = c, at[MESH_TENSOR] = t;
+                        }
     return n;
 }
 
@@ -131,7 +132,25 @@ TEST(test_tensor)
     assert_int_equal(mesh_group_size(&m, RANKS_DATA), 4);
 }
 
-/* ---- up to 4096 ranks ------------------------------------------------------------------------ */
+/* 16 ranks on 4 hosts: 2 replicas of 8 shards, with 2 context ranks. Groups that do not fill hosts
+ * stay as they are. */
+TEST(test_hosts)
+{
+    Mesh m = mesh_of_context(16, 8, 2);
+    mesh_cut_at_hosts(&m, 3);
+    mesh_cut_at_hosts(&m, 16);
+    assert_int_equal(mesh_group_size(&m, RANKS_HOSTS), 1);
+    mesh_cut_at_hosts(&m, 4);
+    for (int rank = 0; rank < 16; rank++) {
+        assert_int_equal(mesh_group_rank(&m, rank, RANKS_NEAR), rank % 4);
+        assert_int_equal(mesh_group(&m, rank, RANKS_NEAR), rank / 4);
+        assert_int_equal(mesh_group_rank(&m, rank, RANKS_HOSTS), rank / 4 % 2);
+        assert_int_equal(mesh_group_rank(&m, rank, RANKS_SHARD), rank % 8);
+        assert_int_equal(mesh_group_rank(&m, rank, RANKS_DATA), rank / 2);
+    }
+}
+
+/* ---- up to 2048 ranks ------------------------------------------------------------------------ */
 
 /* Every group of g has the same number of ranks. No two ranks of a group have the same index, and
  * the indices are in the order of the ranks. The ranks of a group differ in no dimension outside of
@@ -163,7 +182,7 @@ static void check_groups(const Mesh *m)
 {
     static const Ranks used[] = { RANKS_REPLICA, RANKS_CONTEXT, RANKS_TENSOR,   RANKS_STAGE,
                                   RANKS_DATA,    RANKS_SHARD,   RANKS_PIPELINE, RANKS_SEQUENCE,
-                                  RANKS_COPY,    RANKS_ALL };
+                                  RANKS_COPY,    RANKS_NEAR,    RANKS_HOSTS,    RANKS_ALL };
     bool seen[RANKS_ALL + 1] = { false };
     int large = 0;
     count_ranks(m);
@@ -194,15 +213,15 @@ static void check_meshes(Mesh *m, int d, int ranks)
         }
 }
 
-/* Every mesh of these numbers of ranks. For 2^k ranks there are (k + 4 over 4) meshes. */
+/* Every mesh of these numbers of ranks. For 2^k ranks there are (k + 5 over 5) meshes. */
 TEST(test_many_ranks)
 {
-    static const int other[] = { 3, 6, 12, 24, 30, 36, 48, 56, 60, 96, 120, 243, 384, 1000, 4095 };
+    static const int other[] = { 3, 6, 12, 24, 30, 36, 48, 56, 60, 96, 120, 243, 384, 1000, 2047 };
     Mesh m;
     for (int k = 0; 1 << k <= MOST_RANKS; k++) {
         checked = 0;
         check_meshes(&m, 0, 1 << k);
-        assert_int_equal(checked, (k + 4) * (k + 3) * (k + 2) * (k + 1) / 24);
+        assert_int_equal(checked, (k + 5) * (k + 4) * (k + 3) * (k + 2) * (k + 1) / 120);
     }
     for (size_t i = 0; i < sizeof other / sizeof other[0]; i++)
         check_meshes(&m, 0, other[i]);

@@ -136,10 +136,11 @@ TEST(test_lengths)
     expect_status(
         train_mix(1, once, "length", "--max_duration=25600T --stop_at=1 --save_overwrite"), 0);
     expect_output("run: 100 steps of 8 x ");
-    expect_status(train_mix(1, once, "length", "--max_duration=3ep --save_overwrite"), 1);
+    expect_status(train_mix(1, once, "length", "--max_duration=3ep --save_overwrite"),
+                  STATUS_INPUT);
     expect_output("max_duration: 3ep: data.mix has only one epoch: it ends when the first source "
                   "reaches its max_repetition");
-    expect_status(train_mix(1, once, "long", "--max_duration=227"), 1);
+    expect_status(train_mix(1, once, "long", "--max_duration=227"), STATUS_INPUT);
     expect_output("data.mix: source 'code': 32 tokens are missing: the run takes 17440 tokens of "
                   "this source (30 % "
                   "of 58112), and the source has 17408 "
@@ -200,7 +201,7 @@ TEST(test_errors)
           "data.mix: source 'a'" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        expect_status(train_mix(1, cases[i].mix, "errors", cases[i].more), 1);
+        expect_status(train_mix(1, cases[i].mix, "errors", cases[i].more), STATUS_INPUT);
         expect_output(cases[i].error);
     }
 }
@@ -216,7 +217,8 @@ TEST(test_other_files)
     snprintf(mix, sizeof mix, TRAIN ", {name: code, paths: [%s/a/x.npy], ratio: 0.3}", folder);
     expect_status(train_mix(1, mix, "files", "--max_duration=5"), 0);
     snprintf(mix, sizeof mix, TRAIN ", {name: code, paths: [%s/b/x.npy], ratio: 0.3}", folder);
-    expect_status(train_mix(1, mix, "files", "--max_duration=10 --try_load_latest_save"), 1);
+    expect_status(train_mix(1, mix, "files", "--max_duration=10 --try_load_latest_save"),
+                  STATUS_INPUT);
     expect_output(
         "was trained on other files of source 'code' of data.mix than the configured ones");
     expect_status(train_mix(1, mix, "files",
@@ -244,7 +246,8 @@ TEST(test_damaged_state)
             "cp %s/damaged/step2/trainer.json %s/kept && sed -i '%s' %s/damaged/step2/trainer.json",
             folder, folder, cases[i].change, folder);
         expect_status(
-            train_mix(1, TRAIN ", " VAL, "damaged", "--max_duration=3 --try_load_latest_save"), 1);
+            train_mix(1, TRAIN ", " VAL, "damaged", "--max_duration=3 --try_load_latest_save"),
+            STATUS_INPUT);
         expect_output(cases[i].error);
         shell("cp %s/kept %s/damaged/step2/trainer.json", folder, folder);
     }

@@ -12,6 +12,7 @@
 #include <math.h>
 
 #include "kernels/gptq_layer.h"
+#include "kernels/wire.h"
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/operations.h"
 #include "model/decode.h"
@@ -369,7 +370,7 @@ static uint64_t call_others(bool watched)
     Arena arena = { 0 };
     uint64_t hash = 0;
     tensor_alloc(&arena, f32, 4 * ROWS, COLS), tensor_alloc(&arena, e4m3, ROWS, COLS),
-        arena_alloc(&arena, 512);
+        arena_alloc(&arena, 512), arena_alloc(&arena, 4 << 10);
     char *memory = device_alloc(arena.used);
     Arena placed = { .memory = memory };
     const Tensor x = tensor_alloc(&placed, f32, ROWS, COLS);
@@ -381,9 +382,16 @@ static uint64_t call_others(bool watched)
     const bool kept = true;
     y.scale_reused = &kept;
     int *found = arena_alloc(&placed, sizeof *found);
+    const Tensor grads = tensor_flat(x, WIRE_VALUES),
+                 sum = tensor_alloc(&placed, f32, 1, WIRE_VALUES),
+                 message = wire_message(arena_alloc(&placed, WIRE_VALUES * 2), 1, WIRE_FP8_LM);
+    const WireScale scale = { arena_alloc(&placed, sizeof(float)), 0.01f,
+                              arena_alloc(&placed, sizeof(uint64_t)) };
     const float range = 0.25f; /* half of the needed range, which E4M3's headroom covers */
     init_normal(x, 1, 1, 7, 0);
     device_put(y.scale_amax, &range, sizeof range);
+    device_put((void *)scale.scale, &range, sizeof range);
+    device_zero(scale.cut, sizeof *scale.cut);
     if (watched)
         open_eye(memory, arena.used);
     quantize_in_range(y, x);
@@ -394,12 +402,15 @@ static uint64_t call_others(bool watched)
     const Attention heads = { .H = 1, .K = 1, .D = 4 };
     heads_split(exchanged, tensor_at(x.data, f32, ROWS, 24), heads);
     heads_join(joined, exchanged, heads);
+    wire_encode(message, grads, WIRE_FP8_LM, scale);
+    wire_sum(sum, grads, message, 2, 1, WIRE_FP8_LM);
     if (watched)
         close_eye();
     add_tensor(&hash, y), add_tensor(&hash, mean);
     add_tensor(&hash, exchanged), add_tensor(&hash, joined);
     add(&hash, y.scale_amax, sizeof *y.scale_amax);
-    add(&hash, found, sizeof *found);
+    add_tensor(&hash, message), add_tensor(&hash, sum);
+    add(&hash, found, sizeof *found), add(&hash, scale.cut, sizeof *scale.cut);
     device_free(memory);
     return hash;
 }

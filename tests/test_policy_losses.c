@@ -10,9 +10,11 @@ static double formula(const Policy *p, double logp, double at, const float *v)
 {
     const double A = v[POLICY_ADVANTAGE], q = exp(logp - v[POLICY_OLD]),
                  w = fmin(exp((double)v[POLICY_OLD] - v[POLICY_GENERATOR]), p->importance_max),
-                 d = v[POLICY_REFERENCE] - logp, kl = exp(d) - d - 1,
-                 low = 1 - p->clip_low, high = 1 + p->clip_high,
-                 clipped = q < low ? low : q > high ? high : q;
+                 d = v[POLICY_REFERENCE] - logp, kl = exp(d) - d - 1, low = 1 - p->clip_low,
+                 high = 1 + p->clip_high,
+                 clipped = q < low    ? low
+                           : q > high ? high
+                                      : q;
     if (p->kind == POLICY_CISPO)
         return -fmin(exp(at - v[POLICY_OLD]), p->clip_high) * A * logp * w + p->beta * q * kl;
     return -fmin(q * A, clipped * A) * w + p->beta * q * kl;
@@ -26,10 +28,11 @@ TEST(test_formulas)
     const double h = 1e-5;
     for (PolicyKind kind = POLICY_GRPO; kind < NUM_POLICY_LOSSES; kind++)
         for (int i = 0; i < 40; i++) {
-            const Policy p = { kind, PER_TOKEN, 1, 0.2, kind == POLICY_CISPO ? 1.5 : 0.28, 1.4,
-                               i % 2 * 0.3 };
+            const Policy p = { kind, PER_TOKEN,  1, 0.2, kind == POLICY_CISPO ? 1.5 : 0.28,
+                               1.4,  i % 2 * 0.3 };
             const double logp = -2 - 0.13 * i;
-            const float v[POLICY_VALUES] = { i % 3 ? 1.5f : -0.75f, (float)(logp - 0.83 + 0.11 * (i % 16)),
+            const float v[POLICY_VALUES] = { i % 3 ? 1.5f : -0.75f,
+                                             (float)(logp - 0.83 + 0.11 * (i % 16)),
                                              (float)(logp - 1 + 0.2 * (i % 9)), -3.5f };
             const PolicyLoss l = policy_loss(&p, logp, v);
             const double value = formula(&p, logp, logp, v),

@@ -329,7 +329,7 @@ TEST(test_errors)
     DIES("route: 6 tokens, each with 5 of 4 experts", route(more, logits, NULL, false));
     DIES("route: logits is bf16; expected f32", route(r, half, NULL, false));
     DIES("router_stats: 6 tokens in 4 groups", router_stats(stats, logits, r));
-    DIES("route_backward: a balance loss without counts",
+    DIES("route_backward: the balance loss needs counts",
          route_backward(half, dweight.data, logits, r, false, NONE, 1, 0));
     release();
 }

@@ -132,7 +132,7 @@ TEST(test_copied_with_links)
     for (int i = 0; i < 2; i++) {
         expect_status(train(1, "--max_duration=4 --save_folder=%s/copied %s", folder,
                             i ? "--save_overwrite" : "--try_load_latest_save"),
-                      1);
+                      STATUS_INPUT);
         expect_output(
             "copied/latest is not a link to a checkpoint (a copy that followed links?); delete it");
         assert_true(exists("copied/step2/trainer.json") && !exists("copied/.latest.tmp"));
@@ -147,17 +147,17 @@ TEST(test_copied_alone)
     shell("cd %s && mkdir alone && cp -r all/step2 all/step4 alone && cd alone && find . -type f | "
           "sort | xargs cksum >../sums",
           folder);
-    expect_status(train(1, "--max_duration=4 --save_folder=%s/alone", folder), 1);
+    expect_status(train(1, "--max_duration=4 --save_folder=%s/alone", folder), STATUS_INPUT);
     expect_output("alone has a run already");
     expect_status(train(1, "--max_duration=4 --load_path=%s/alone/step2 --save_folder=%s/alone",
                         folder, folder),
-                  1);
+                  STATUS_INPUT);
     expect_output("--save_overwrite goes back");
     shell("mkdir %s/alone/step3 && echo mine >%s/alone/step3/text", folder, folder);
     for (int i = 0; i < 2; i++) {
         expect_status(train(1, "--max_duration=6 --save_folder=%s/alone %s", folder,
                             i ? "--save_overwrite" : "--try_load_latest_save"),
-                      1);
+                      STATUS_INPUT);
         expect_output(
             "alone: step3 is not a checkpoint, and the run might replace or delete it: move it");
     }
@@ -379,13 +379,13 @@ TEST(test_export)
           folder);
     expect_status(export("on2/step2", "whole", "f32"), 0);
     shell("cd %s && cmp whole/model.safetensors exported/step1/model.safetensors", folder);
-    assert_int_equal(export("on1", "out1", "bf16"), 1);
+    assert_int_equal(export("on1", "out1", "bf16"), STATUS_INPUT);
     expect_output("out1 exists already");
     if (most_ranks() > 1) {
         expect_status(finish(start_command("%s -n 2 %s/train --export=x y",
                                            setting("LAUNCH", "mpirun --oversubscribe"),
                                            setting("BUILD", "build/cpu"))),
-                      1);
+                      STATUS_INPUT);
         expect_output("start it without mpirun");
     }
 }

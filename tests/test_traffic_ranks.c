@@ -16,8 +16,8 @@
 
 enum { MICRO_BATCHES = 2, MOST_RANKS = 64 };
 
-static const char *const names[NUM_SENT] = { "gathers",   "scattered sums", "sums",
-                                             "exchanges", "messages",       "host values" };
+static const char *const names[NUM_SENT] = { "gathers", "scattered sums", "sums",       "exchanges",
+                                             "codes",   "messages",       "host values" };
 
 /* least_tensor, most_tensor: allowed numbers of tensor ranks. key_heads: 0: as many as query
  * heads. */
@@ -25,6 +25,7 @@ typedef struct {
     Case k;
     HostUse host;
     int least_tensor, most_tensor, chunks, key_heads;
+    Wire wire; /* with hosts of two ranks */
 } Row;
 
 static int chunks_of(const Row *row, const Strategy *s)
@@ -45,6 +46,8 @@ static void configure_row(Run *r, const Row *row, Strategy s)
 {
     enum { GROUP = 128, HEADS = 8 };
     ModelConfig m = architecture(row->k.model);
+    s.wire = row->wire;
+    s.ranks_per_host = 2;
     s.pipeline_chunks = chunks_of(row, &s);
     s.pipeline_schedule = s.pipeline_chunks > 1 ? PIPELINE_INTERLEAVED : PIPELINE_1F1B;
     const int blocks = s.pipeline_stages * s.pipeline_chunks, least = comm_size() <= 16 ? 2 : 1;
@@ -130,14 +133,40 @@ static size_t gathers(const Model *m, const ParamStore *store, const Config *c,
     return bytes + rows_of_ranks(m, store, c, micro_batches * 4 * layers(store));
 }
 
+/* Whether the unit's matrices are sent as codes. */
+static bool is_coded(const ParamStore *store, int u)
+{
+    return store->wire != WIRE_NONE && store->shape[u].matrices > 0 && store_holds(store, u);
+}
+
+/* Each rank sends the parts of all others of its host, then one part to each other host; each
+ * replica a part of the slice to each other. Records of 256 codes have two scales. */
+static size_t codes(const ParamStore *store, size_t micro_batches)
+{
+    const size_t near = (size_t)comm_group_size(comm_near()),
+                 hosts = (size_t)comm_group_size(RANKS_HOSTS),
+                 replicas = (size_t)comm_group_size(RANKS_REPLICA);
+    size_t bytes = 0;
+    for (int u = 0; u < store->num_units; u++) {
+        const size_t slice = store->shard[u].slice[TRAINED].count / 256 * (256 + 2 * sizeof(float));
+        if (is_coded(store, u))
+            bytes +=
+                (hosts * (near - 1) + hosts - 1) * slice * (store->sum_once ? 1 : micro_batches) +
+                (replicas - 1) * slice / replicas;
+    }
+    return bytes;
+}
+
 /* If there are no trained weights before the first block, its gradient ends in its adapters. */
 static size_t scattered(const Model *m, const ParamStore *store, const Config *c,
                         size_t micro_batches, bool ends)
 {
     size_t bytes = 0;
     for (int u = 0; u < store->num_units; u++)
-        bytes += store->shard[u].slice[TRAINED].count * bytes_of(c->recipe.grads) *
-                 (size_t)(fsdp_shards(store, u) - 1);
+        bytes += is_coded(store, u)
+                     ? 0
+                     : store->shard[u].slice[TRAINED].count * bytes_of(c->recipe.grads) *
+                           (size_t)(fsdp_shards(store, u) - 1);
     return bytes * (store->sum_once ? 1 : micro_batches) + updates(store) +
            rows_of_ranks(m, store, c,
                          micro_batches * (4 * layers(store) - (ends && store->pipe.stage == 0)));
@@ -187,9 +216,11 @@ static void check_formulas(const size_t sent[NUM_SENT], const Run *r, size_t mic
     const Config *c = &r->config;
     const bool adapters = c->model.lora.rank > 0;
     assert_int_equal(sent[SENT_SCATTERED_SUMS], scattered(m, store, c, micro_batches, adapters));
+    assert_int_equal(sent[SENT_CODES], codes(store, micro_batches));
     assert_int_equal(sent[SENT_MESSAGES], messages(m, store, c, micro_batches));
     assert_int_equal(sent[SENT_EXCHANGES], exchanges(m, store, c, micro_batches));
-    if (store->resident == store->num_units && !format_is_fp8(c->recipe.operand) && !adapters)
+    if (store->resident == store->num_units && store->wire == WIRE_NONE &&
+        !format_is_fp8(c->recipe.operand) && !adapters)
         assert_int_equal(sent[SENT_GATHERS], gathers(m, store, c, micro_batches));
     assert_true(comm_size() > 1 ||
                 sent[SENT_GATHERS] + sent[SENT_SUMS] + sent[SENT_HOST_VALUES] == 0);
@@ -215,9 +246,9 @@ static void check(const Row *row, Strategy s)
     dry.dry_run = true;
     dry.ranks = comm_size();
     rehearse(&rehearsal, &micro_batches, 1, &dry, r.store.pipe.stage);
-    /* The rehearsal is that of the first shard. Sums over copies of tensor ranks count on the shard
-     * that has them. */
-    const bool sums = s.tensor_ranks == 1 || r.store.rank == 0;
+    /* The rehearsal is that of the first shard. Sums over copies of tensor ranks, and of replicas'
+     * gradients that are not sent as codes, count on the shard that has them. */
+    const bool sums = (s.tensor_ranks == 1 && !row->wire) || r.store.rank == 0;
     for (Sent what = 0; what < NUM_SENT; what++)
         if (sent[what] != rehearsal.sent[what] && (sums || what != SENT_SUMS))
             fail_msg("%s, %s, modules %#x, host %d, %d stages of %d shards with %d context ranks "
@@ -257,6 +288,8 @@ static void check_strategies(const Row *row, Strategy s)
 static const Row rows[] = {
     { { "bf16", LLAMA }, .least_tensor = 1, .most_tensor = MOST_RANKS },
     { { "coat", LLAMA, .tied = true }, .least_tensor = 1, .most_tensor = 8 },
+    { { "bf16", QWEN2 }, .least_tensor = 1, .most_tensor = 2, .wire = WIRE_FP8 },
+    { { "fp8-lm", LLAMA }, .least_tensor = 1, .most_tensor = 1, .wire = WIRE_FP8_LM },
     { { "fp8", LLAMA, ALL_MODULES }, .least_tensor = 2, .most_tensor = MOST_RANKS },
     { { "coat-lean", OLMO2 }, .host = HOST_ALL, .least_tensor = 1, .most_tensor = 1 },
     { { "coat-lean", LLAMA, ALL_MODULES, BASE_NF4 }, .least_tensor = 1, .most_tensor = 1 },

@@ -219,7 +219,7 @@ TEST(test_error_alone)
                                      *launch[i] ? setting("LAUNCH", "mpirun --oversubscribe") : "",
                                      i == 2 && most_ranks() < 4 ? "-n 1" : launch[i],
                                      setting("BUILD", "build/cpu"), wrong[k], folder));
-            expect_status(status, 1);
+            expect_status(status, STATUS_INPUT);
             if (strncmp(output, "error", 5) != 0 || lines_of(output) != 1)
                 fail_msg("'%s' %s: %s", launch[i], wrong[k], output);
         }
@@ -374,7 +374,7 @@ TEST(test_slurm)
         int status;
     } cases[] = {
         { "SLURM_STEP_NUM_TASKS=4 SLURM_NTASKS=4", false,
-          "srun started 4 tasks (SLURM_STEP_NUM_TASKS), and MPI sees one rank", 1 },
+          "srun started 4 tasks (SLURM_STEP_NUM_TASKS), and MPI sees one rank", STATUS_INPUT },
         { "SLURM_STEP_NUM_TASKS=1 SLURM_NTASKS=4", false, NULL, 0 },
         { "SLURM_NTASKS=4", false,
           "warning: Slurm has 4 tasks for this job (SLURM_NTASKS), and this run has one rank", 0 },
@@ -448,7 +448,7 @@ TEST(test_router_bias)
     free(path);
     expect_status(finish(start_command("%s/train --export=%s/bias/latest %s/exported",
                                        setting("BUILD", "build/cpu"), folder, folder)),
-                  1);
+                  STATUS_INPUT);
     expect_output("OlmoeForCausalLM has no place for the bias");
 }
 

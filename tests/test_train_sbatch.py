@@ -95,7 +95,16 @@ class Sbatch(unittest.TestCase):
             self.assertIn("asked to stop at step ", said)
             self.assertIn("scontrol requeue 7", said)
         status, back, said = self.job("1e9", "--model.n_layers=none")
-        self.assertEqual((status, back), (1, False), said)
+        self.assertEqual((status, back), (2, False), said)
+
+    def test_fault(self):
+        """A rank that is killed: the job is requeued if it has saved a checkpoint."""
+        for more, requeued in (["--save_interval=1"], True), (["--save_interval=null"], False):
+            job = self.start("1e9", *more)
+            self.wait_for_steps(job, self.lines() + 5)
+            os.kill(self.rank(), signal.SIGKILL)
+            said = job.communicate(timeout=120)[0]
+            self.assertEqual(("scontrol requeue 7" in said, job.returncode), (requeued, 0 if requeued else 137), said)
 
 
 if __name__ == "__main__":

@@ -37,8 +37,8 @@ static void check_documents(const char *op, Attention a, Documents docs)
     if (!docs.count)
         return;
     CHECK(docs.start[0] == 0 && docs.start[docs.count] == a.B * a.T,
-          "%s: documents from %d to %d of %d tokens", op, docs.start[0], docs.start[docs.count],
-          a.B * a.T);
+          "%s: documents cover tokens %d to %d; expected all %d tokens", op, docs.start[0],
+          docs.start[docs.count], a.B * a.T);
     for (int i = 0; i < docs.count; i++) {
         int first = docs.start[i], last = docs.start[i + 1] - 1;
         CHECK(first <= last && first / a.T == last / a.T &&
@@ -58,7 +58,8 @@ static int document_start(int i, Attention a, Documents docs)
     return docs.count ? docs.start[i] : i * a.T;
 }
 
-/* Stores rows `first` to first + rows - 1 of `values`, the memory of tensor_result, in t. */
+/* Stores rows first .. first + rows - 1 of `values` in t. `values` is the result of tensor_result;
+ * if it is t's own memory, nothing has to be stored. */
 static void finish_rows(Tensor t, const float *values, int first, int rows)
 {
     const size_t at = (size_t)first * (size_t)t.cols;

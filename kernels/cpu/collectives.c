@@ -18,7 +18,8 @@ enum { SLICE = 1 << 18 }; /* elements that a rank reduces per chunk */
 
 static struct {
     void *received; /* (W, SLICE) elements of the tensor's format */
-    /* (W, SLICE) elements of a tensor whose offsets may exceed MPI's int */
+    /* (W, SLICE) one chunk of every rank's slice. In the tensor, the offsets of these chunks may
+     * exceed MPI's int */
     void *slices;
     float *sum; /* (SLICE) */
     /* (W) number of elements of each rank's slice, and the offset of the slice in the tensor */
@@ -202,26 +203,26 @@ static MPI_Datatype type_of_bytes(size_t bytes)
 }
 
 void backend_comm_exchange(Tensor y, const RowRange *received, Tensor x, const RowRange *sent_rows,
-                           int items)
+                           int items, Ranks g)
 {
-    const int W = comm_group_size(RANKS_CONTEXT);
-    const size_t bytes = check_rows(OPERATION, y, received, x, sent_rows, items);
+    const int W = comm_group_size(g);
+    const size_t bytes = check_rows(OPERATION, y, received, x, sent_rows, items, g);
     MPI_Datatype row = type_of_bytes(bytes);
     size_t rows = 0;
     CHECK(buffer.received, "call comm_init first");
     for (int i = 0; i < items; i++) {
         for (int r = 0; r < W; r++) {
             const RowRange from = sent_rows[r * items + i], to = received[r * items + i];
-            rows += r == comm_group_rank(RANKS_CONTEXT) ? 0 : (size_t)from.count;
+            rows += r == comm_group_rank(g) ? 0 : (size_t)from.count;
             buffer.count[r] = from.count;
             buffer.at[r] = from.first;
             buffer.received_count[r] = to.count;
             buffer.received_at[r] = to.first;
         }
         MPI_Alltoallv(x.data, buffer.count, buffer.at, row, y.data, buffer.received_count,
-                      buffer.received_at, row, comm_mpi(RANKS_CONTEXT));
+                      buffer.received_at, row, comm_mpi(g));
     }
-    comm_count(SENT_EXCHANGES, rows * bytes, RANKS_CONTEXT);
+    comm_count(comm_sent_as(g), rows * bytes, g);
     MPI_Type_free(&row);
 }
 

@@ -3,9 +3,9 @@
 
 #include "kernels/cpu/cpu.h"
 
-/* `count` ranks have a copy of one head. y has n gradients of each copy: those of the first copy
- * begin at element `first`, those of each next copy `stride` elements later. Adds the copies in the
- * order of the ranks, and stores the n sums at element `at` of x. */
+/* `count` ranks have a copy of one head. y has n gradients of each copy. The gradients of copy i
+ * begin at element first + i * stride. Adds the copies in the order of the ranks, and stores the n
+ * sums at element `at` of x. */
 static void sum_copies(Tensor x, size_t at, Tensor y, size_t first, size_t stride, int count,
                        size_t n)
 {

@@ -52,8 +52,8 @@ static void all_rows(const char *op, Tensor gradient, Tensor logits, float *loss
     float *row = cpu_scratch(0, (size_t)width);
     for (int n = 0; n < N; n++) {
         loss[n] = zloss[n] = 0;
-        CHECK(target[n] < vocab, "%s: target %d at %d; the vocabulary is %d", op, target[n], n,
-              vocab);
+        CHECK(target[n] < vocab, "%s: target %d of row %d; the vocabulary has %d ids", op,
+              target[n], n, vocab);
         if (target[n] >= 0) {
             tensor_load(row, logits, (size_t)n * (size_t)V, (size_t)V);
             for (int j = 0; j < vocab; j++)

@@ -21,7 +21,7 @@ void store_weights(Tensor w, size_t at, const float *x, size_t n, uint64_t seed,
         tensor_store(w, at, x, n);
 }
 
-/* As store_weights, for elements that are parts of rows. */
+/* As store_weights, for elements that are some columns of each row. */
 static void store_numbered(Tensor w, size_t at, const float *x, size_t n, const AdamW *a,
                            uint64_t first)
 {

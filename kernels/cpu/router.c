@@ -59,7 +59,7 @@ static double divisor(const double *p, const int *expert, int top_k, bool normal
     return normalize ? sum : 1;
 }
 
-/* Sets row, assignment and first from `expert`. */
+/* Computes the arrays row, assignment and first of r from its array expert. */
 static void place(Routing r)
 {
     const int assignments = r.tokens * r.top_k, rows = routing_rows(r.tokens, r.experts, r.top_k);

@@ -88,7 +88,7 @@ __device__ static inline void store_weights(float *w, const float (&x)[8], uint6
     store_pack(w, x, 8);
 }
 
-/* x[0] is the element with number i, a multiple of 4. */
+/* Stores x[0..7] in w, rounded stochastically. i: number of x[0], a multiple of 4. */
 __device__ static inline void store_weights(bf16 *w, const float (&x)[8], uint64_t sequence,
                                             uint64_t i)
 {

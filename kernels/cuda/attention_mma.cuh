@@ -14,7 +14,7 @@
 struct Work {
     int N, T, H, K, D, window; /* window: a number of keys; T if attention has no window */
     int width;                 /* elements per token of qkv */
-    float scale, scale_log2;   /* factors of scores; scale_log2 is for powers of 2 */
+    float scale, scale_log2;   /* factors of scores. scale_log2 = scale * log2(e), for exp2 */
     Blocks blocks;
 };
 
@@ -286,8 +286,8 @@ __device__ inline void begin(Item &i, const Backward &w, int ticket)
     i.turn = NULL;
 }
 
-/* A tile of queries of a head. The loop over an item's tiles goes head by head; in each head it
- * goes from the last tile to the tile on the diagonal. */
+/* A tile of queries of one head. An item loops over its heads; within a head it loops from the last
+ * tile back to the tile on the diagonal. */
 struct Tile {
     int tile, h;
 };

@@ -39,14 +39,14 @@ struct Work {
     int T, H, D, window;     /* window: a number of keys; T if attention has no window */
     int blocks;              /* number of blocks of keys in all documents */
     const Packed *table;     /* the table of Blocks */
-    float scale, scale_log2; /* factors of scores; scale_log2 is for powers of 2 */
+    float scale, scale_log2; /* factors of scores. scale_log2 = scale * log2(e), for exp2 */
     int *ticket;             /* number of items taken */
 };
 
 /* Arguments of backward. A slot is a tile of queries of one head. Its number is (block *
  * PER_BLOCK + tile of the block) * H + head. */
 struct Backward : Work {
-    float *rows; /* (slots, 2, QUERIES): lse for powers of 2, then delta */
+    float *rows; /* (slots, 2, QUERIES): lse in base 2, then delta */
     /* (slots, 2, PART): sums before scaling, in the order of threads */
     float *dq;
     int *turn;     /* (slots): number of blocks that have added to the tile */

@@ -24,15 +24,16 @@
 
 #define NCCL_CHECK(call) nccl_check((call), #call)
 
-/* nccl: the communicator of sums and exchanges. gathers: the communicator of all-gathers, if the
- * group has them. NULL: the group has one rank. */
+/* nccl: the communicator of sums and exchanges. gathers: the communicator of all-gathers; NULL:
+ * `nccl` is. nccl NULL: the group has one rank, or nobody uses it. */
 typedef struct {
     Ranks ranks;
     bool has_gathers;
     ncclComm_t nccl, gathers;
 } Group;
 static Group groups[] = { { RANKS_ALL, 0 },     { RANKS_SHARD, true },  { RANKS_REPLICA, 0 },
-                          { RANKS_CONTEXT, 0 }, { RANKS_TENSOR, true }, { RANKS_STAGE, true } };
+                          { RANKS_CONTEXT, 0 }, { RANKS_TENSOR, true }, { RANKS_STAGE, true },
+                          { RANKS_NEAR, 0 },    { RANKS_HOSTS, 0 } };
 enum { NUM_GROUPS = sizeof groups / sizeof groups[0] };
 static ncclComm_t all, tensor_sums;
 /* communicators of two ranks, for messages to a neighbour and from a neighbour */
@@ -50,8 +51,8 @@ static struct {
 static void nccl_check(ncclResult_t status, const char *call)
 {
     if (status != ncclSuccess)
-        die("%s: %s (%s); set NCCL_DEBUG=INFO for details", call, ncclGetErrorString(status),
-            ncclGetLastError(all));
+        die_fault("%s: %s (%s); set NCCL_DEBUG=INFO for details", call, ncclGetErrorString(status),
+                  ncclGetLastError(all));
 }
 
 static ncclComm_t split(Ranks g, int policy)
@@ -179,10 +180,11 @@ static void connect_stages(void)
 }
 
 /* Returns true if the group needs communicators. Without tensor ranks RANKS_STAGE equals
- * RANKS_SHARD. */
+ * RANKS_SHARD, and so does RANKS_NEAR if shards are not cut by hosts. */
 static bool is_used(Ranks g)
 {
-    return comm_group_size(g) > 1 && (g != RANKS_STAGE || comm_group_size(RANKS_TENSOR) > 1);
+    return comm_group_size(g) > 1 && (g != RANKS_STAGE || comm_group_size(RANKS_TENSOR) > 1) &&
+           (g != RANKS_NEAR || comm_near() == RANKS_NEAR);
 }
 
 void comm_init(void)
@@ -217,7 +219,8 @@ static int find_users(MemoryUse use, ncclComm_t user[MAX_WINDOWS])
 {
     const ncclComm_t of[NUM_MEMORY_USES][MAX_WINDOWS] = {
         [FOR_WEIGHTS] = { find_group(RANKS_SHARD)->gathers, find_group(RANKS_STAGE)->gathers },
-        [FOR_ACTIVATIONS] = { find_group(RANKS_TENSOR)->gathers, find_group(RANKS_CONTEXT)->nccl }
+        [FOR_ACTIVATIONS] = { find_group(RANKS_TENSOR)->gathers, find_group(RANKS_CONTEXT)->nccl },
+        [FOR_GRADIENTS] = { find_group(comm_near())->nccl }
     };
     int count = 0;
     for (int i = 0; i < MAX_WINDOWS; i++)
@@ -296,10 +299,13 @@ void *comm_alloc(size_t bytes, MemoryUse use)
         unregister(use);
     registered[use].memory = NULL;
     void *p = device_alloc(bytes);
+    static const char *const names[NUM_MEMORY_USES] = {
+        [FOR_WEIGHTS] = "all-gathers of weights",
+        [FOR_ACTIVATIONS] = "all-gathers of activations, and exchanges,",
+        [FOR_GRADIENTS] = "exchanges of gradients"
+    };
     warn("NCCL cannot register memory as a symmetric window (%s): %s take SMs from the computation",
-         error,
-         use == FOR_WEIGHTS ? "all-gathers of weights"
-                            : "all-gathers of activations, and exchanges,");
+         error, names[use]);
     return p;
 }
 
@@ -364,28 +370,28 @@ static char *row_at(Tensor t, int row, size_t bytes)
 /* NCCL joins the sends and receives of a group, including those from a rank to itself, in one
  * kernel. */
 void backend_comm_exchange(Tensor y, const RowRange *received, Tensor x, const RowRange *sent,
-                           int items)
+                           int items, Ranks g)
 {
-    const int W = comm_group_size(RANKS_CONTEXT);
-    const size_t bytes = check_rows(OPERATION, y, received, x, sent, items);
+    const int W = comm_group_size(g);
+    const size_t bytes = check_rows(OPERATION, y, received, x, sent, items, g);
     size_t rows = 0;
     NCCL_CHECK(ncclGroupStart());
     for (int i = 0; i < items; i++)
         for (int r = 0; r < W; r++) {
             const RowRange from = sent[r * items + i], to = received[r * items + i];
-            rows += r == comm_group_rank(RANKS_CONTEXT) ? 0 : (size_t)from.count;
+            rows += r == comm_group_rank(g) ? 0 : (size_t)from.count;
             if (W == 1)
                 backend_device_copy(row_at(y, to.first, bytes), row_at(x, from.first, bytes),
                                     (size_t)to.count * bytes);
             if (W > 1 && from.count > 0)
                 NCCL_CHECK(ncclSend(row_at(x, from.first, bytes), (size_t)from.count * bytes,
-                                    ncclUint8, r, nccl_of(RANKS_CONTEXT), device_stream()));
+                                    ncclUint8, r, nccl_of(g), device_stream()));
             if (W > 1 && to.count > 0)
                 NCCL_CHECK(ncclRecv(row_at(y, to.first, bytes), (size_t)to.count * bytes, ncclUint8,
-                                    r, nccl_of(RANKS_CONTEXT), device_stream()));
+                                    r, nccl_of(g), device_stream()));
         }
     NCCL_CHECK(ncclGroupEnd());
-    comm_count(SENT_EXCHANGES, rows * bytes, RANKS_CONTEXT);
+    comm_count(comm_sent_as(g), rows * bytes, g);
 }
 
 void backend_comm_send(Tensor x, Neighbour to)
@@ -405,14 +411,11 @@ void backend_comm_receive(Tensor x, Neighbour from)
 
 void backend_comm_all_gather(void *whole, const void *part, size_t bytes, Ranks g)
 {
+    const ncclComm_t gathers = find_group(g)->gathers;
     comm_count(SENT_GATHERS, bytes, g);
-    const Group *group = find_group(g);
-    CHECK(comm_group_size(g) == 1 || group->gathers,
-          "no communicator for all-gathers over the dimensions %#x of the mesh: comm_init comes "
-          "first, and collectives.c lists the groups",
-          g);
     if (comm_group_size(g) > 1)
-        NCCL_CHECK(ncclAllGather(part, whole, bytes, ncclUint8, group->gathers, device_stream()));
+        NCCL_CHECK(ncclAllGather(part, whole, bytes, ncclUint8, gathers ? gathers : nccl_of(g),
+                                 device_stream()));
     else if (whole != part)
         backend_device_copy(whole, part, bytes);
 }

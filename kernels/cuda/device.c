@@ -47,8 +47,8 @@ static struct {
 void cuda_check(cudaError_t status, const char *call, const char *file, int line)
 {
     if (status != cudaSuccess)
-        die("%s:%d: %s: %s (%s)", file, line, call, cudaGetErrorString(status),
-            cudaGetErrorName(status));
+        die_fault("%s:%d: %s: %s (%s)", file, line, call, cudaGetErrorString(status),
+                  cudaGetErrorName(status));
 }
 
 void cuda_check_launch(const char *file, int line)

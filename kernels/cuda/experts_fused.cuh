@@ -4,8 +4,8 @@
 #include "kernels/cuda/experts_gemm.cuh"
 #include "kernels/cuda/matmul_fused.cuh"
 
-/* N tokens: the R rows of assignments, or the O columns of dy. Sums of dw have at most C = R
- * terms. */
+/* The FusedJob's N "tokens" are the R rows of assignments or, for dw, the O columns of dy. A sum of
+ * dw has at most C = R terms. */
 struct ExpertsJob : FusedJob {
     const int *first;
     int experts;

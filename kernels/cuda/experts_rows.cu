@@ -37,7 +37,7 @@ struct GatherSource : SimpleSource {
     }
 };
 
-/* As fp8_tile_kernel, with another order of blocks. */
+/* As fp8_tile_kernel, but blocks process all rows of 64 columns before the next columns. */
 template <class Source>
 __global__ __launch_bounds__(TILE_THREADS, 3) void gather_tile_kernel(TileOuts<Source> outs,
                                                                       Source source, int rows,

@@ -114,8 +114,8 @@ __global__ __launch_bounds__(
     }
 }
 
-/* For a gradient, launches blocks whose threads keep the packs of a row. Without a gradient,
- * launches small blocks that read ahead. */
+/* With a gradient, launches large blocks, whose threads keep the row in registers. Without a
+ * gradient, launches small blocks, which load ahead. */
 template <bool ALIGNED, bool BACKWARD, class Gradient, typename T>
 static void launch(Gradient gradient, T *logits, Tensor shape, float *loss, float *zloss,
                    const int *target, const float *weight, int vocab, float temperature,

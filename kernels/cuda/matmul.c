@@ -115,7 +115,7 @@ static struct {
 static void lt_check(cublasStatus_t status, const char *call)
 {
     if (status != CUBLAS_STATUS_SUCCESS)
-        die("%s: %s", call, cublasLtGetStatusString(status));
+        die_fault("%s: %s", call, cublasLtGetStatusString(status));
 }
 
 static cudaDataType_t cuda_type(DType d)

@@ -100,8 +100,8 @@ __device__ static inline void decode_moment(float (&x)[2][8], const Dense<F> &d,
         x[i / 8][i % 8] = d.half[i / 8][i % 8] * beta;
 }
 
-/* Returns k of a group whose magnitudes lie between b and a. k is a multiple of 1/16 and stretches
- * the magnitudes to the format's range. */
+/* Returns the expansion exponent k of a group with b <= |x| <= a, a multiple of 1/16. |x|^k fills
+ * the range of the format. */
 template <class F>
 __device__ static inline float expansion_power(float a, float b)
 {

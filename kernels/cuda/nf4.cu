@@ -301,7 +301,7 @@ struct Nf4Rows {
     void *data;
     DType dtype;
     const float *scale;
-    /* Returns the rows of matrix i; each has n elements. */
+    /* Returns the output of matrix i. Every matrix has n elements. */
     __host__ __device__ Nf4Rows item(unsigned i, size_t n) const
     {
         const size_t bytes = dtype == F32 ? 4 : dtype == BF16 ? 2 : 1;
@@ -310,7 +310,7 @@ struct Nf4Rows {
     }
 };
 
-/* Converts matrix blockIdx.y; each has n elements. */
+/* Converts matrix blockIdx.y. Every matrix has n elements. */
 template <typename Group>
 __global__ __launch_bounds__(THREADS) void nf4_rows_kernel(Nf4Rows y, Nf4Reader<Group> x, size_t n)
 {

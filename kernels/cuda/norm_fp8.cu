@@ -107,7 +107,7 @@ __global__ __launch_bounds__(MAX_THREADS, 2) void rms_rows_kernel(float *amax, G
 #pragma unroll
     for (int j = 0; j < MAX_PACKS; j++) {
         float v[8], stored[8], weight[8];
-        if (column(j) - 8 * lane >= C) /* is true for the whole warp */
+        if (column(j) - 8 * lane >= C) /* the same in all lanes of a warp */
             break;
         stream.values(v, raw[j]);
         if (x.data) {
@@ -173,7 +173,7 @@ __global__ __launch_bounds__(MAX_THREADS) void rms_codes_kernel(TileOut codes, f
 #pragma unroll
     for (int j = 0; j < MAX_PACKS; j++) {
         float v[8];
-        if (left + 8 * lane <= j * step) /* is true for the whole warp */
+        if (left + 8 * lane <= j * step) /* the same in all lanes of a warp */
             break;
 #pragma unroll
         for (int i = 0; i < 8; i++)

@@ -37,8 +37,8 @@ __device__ static inline void load_packs(float (&v)[PACKS][8], const Reader &x, 
         x.values(v[j], raw[j]);
 }
 
-/* The reader of item number `item`, of n elements, of tensors that have a scale per item
- * (tensor_item). Groups are read as one item. */
+/* Returns the reader of one item, of n elements, of a tensor that has a scale per item
+ * (tensor_item). A tensor with groups is read as one item. */
 template <class Reader>
 __device__ static inline Reader item_reader(Reader x, unsigned item, size_t n)
 {
@@ -174,7 +174,7 @@ __global__ void quantize_groups_any_kernel(AnyTensor y, AnyTensor x, size_t grou
 
 /* ---- to FP8 with one scale: the maximum ------------------------------------------------------ */
 
-/* The maxima of item blockIdx.y; each item has n elements. */
+/* Computes the maxima of item blockIdx.y. Every item has n elements. */
 template <class Reader>
 __global__ __launch_bounds__(THREADS) void amax_kernel(float *partial, Reader x, size_t n)
 {
@@ -227,7 +227,7 @@ __global__ __launch_bounds__(AMAX_BLOCKS) void scale_kernel(float *scale, float 
 /* ---- to FP8 with one scale: the codes
  * --------------------------------------------------------- */
 
-/* Codes of item blockIdx.y; each item has n elements. */
+/* Writes the codes of item blockIdx.y. Every item has n elements. */
 template <DType D, class Reader>
 __global__ __launch_bounds__(THREADS) void encode_kernel(uint8_t *codes, const float *scale,
                                                          Reader x, size_t n)
@@ -245,7 +245,8 @@ __global__ __launch_bounds__(THREADS) void encode_kernel(uint8_t *codes, const f
             *(uint2 *)(codes + first + 8 * j * THREADS) = encode_pack<D>(v[j], inverse);
 }
 
-/* Codes and transposed codes of item blockIdx.z, in tiles; each item has `rows` rows. y: item 0. */
+/* Writes the codes and transposed codes of item blockIdx.z, in tiles. Every item has `rows` rows.
+ * y: item 0. */
 template <class Reader>
 __global__ __launch_bounds__(TILE_THREADS, 3) void encode_tiles_kernel(TileOut y, Reader x,
                                                                        int rows)
@@ -380,8 +381,8 @@ static void to_groups(Tensor y, Tensor x, size_t n)
     LAUNCH_CHECK();
 }
 
-/* The number of rows that the fast kernels encode. Tiles process multiples of 16 rows of x, and may
- * write into later rows of y. So the remaining rows are written after the tiles. */
+/* Returns the number of rows that the fast kernels encode: a multiple of 16. Tiles may write into
+ * later rows of y, so the caller writes the remaining rows after the tiles. */
 static int fast_rows(Tensor y, Tensor x)
 {
     return !is_fast(y, x) ? 0 : y.data_t ? x.rows / 16 * 16 : x.rows;

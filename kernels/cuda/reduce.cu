@@ -80,8 +80,8 @@ void backend_sum_squares(float *out, Tensor x)
 
 /* ---- the sum and the mean of tensors --------------------------------------------------------- */
 
-/* Adds element by element, as average_kernel. The sum takes 6 to 12 bytes of memory traffic per
- * element, once in a step. */
+/* Adds element by element. The sum takes 6 to 12 bytes of memory traffic per element, once in a
+ * step. */
 template <typename T, typename X>
 __global__ __launch_bounds__(SUM_THREADS) void add_kernel(T *y, const X *x, size_t n)
 {
@@ -106,8 +106,8 @@ void backend_accumulate(Tensor y, Tensor x)
     LAUNCH_CHECK();
 }
 
-/* Averages element by element, in the order of the threads. The mean takes 10 or 12 bytes of memory
- * traffic per element, once in many steps. */
+/* Averages element by element. The mean takes 10 or 12 bytes of memory traffic per element, once in
+ * many steps. */
 template <typename T>
 __global__ __launch_bounds__(SUM_THREADS) void average_kernel(float *mean, const T *w, size_t n,
                                                               float share)

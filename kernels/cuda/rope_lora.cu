@@ -11,7 +11,7 @@ struct RopeShape {
     const float *rope; /* (T, D/2, 2) */
     int N, T, S, D;
     int heads, rotated; /* heads: number for q, k and v; rotated: number for q and k */
-    int strips;         /* number of strips of half a head */
+    int strips;         /* strips per half head */
     float clip;         /* INFINITY: no clamp */
 };
 

@@ -16,7 +16,8 @@ constexpr int STRIP_BYTES = 96 * 1024; /* bytes of shared memory that all GPUs h
 /* The layout of w in shared memory. */
 struct Layout {
     int column_warps; /* number of warps with different columns; other warps have other tokens */
-    int steps;        /* number of products over 16 ranks each */
+    /* number of tensor-core steps per product; a step sums over 16 ranks of the adapter */
+    int steps;
 };
 
 /* Arguments of kernels. If xa_aligned, rows of xa can be loaded four elements at a time. If

@@ -23,8 +23,9 @@ __device__ static inline void swiglu_gradients(float (&gate)[N], float (&up)[N],
     }
 }
 
-/* The rows of a pass: all rows, each with the factor 1, or those of assignments. An assignment's
- * row multiplies its act by the assignment's weight, or by 0 if the row is padding. */
+/* The rows of a pass: either all rows, with factor 1, or the rows of assignments. The factor of an
+ * assignment's row is the assignment's weight; the factor of a padding row is 0. The row's act is
+ * multiplied by its factor. */
 struct EveryRow {
     __device__ int end(int rows) const
     {

@@ -34,7 +34,8 @@ static void forward(Tensor act, Tensor gate_up, Tensor wide, LoraProduct product
     const bool in_one = saves && scale_is_reused(act) && !act.data_t && !act.channel,
                adds = product.xa.data;
     CHECK(!act.channel || !adds,
-          "swiglu_forward: the CUDA back end has no factors of columns with a product");
+          "swiglu_forward: the CUDA back end does not support column factors "
+          "together with an adapter");
     const AmaxProbe probe =
         in_one ? amax_probe_new() : AmaxProbe{ saves || adds ? amax_new() : NULL, NULL };
     if (saves)

@@ -213,7 +213,7 @@ struct SimpleSource {
     }
 };
 
-/* A Source whose values are those of a tensor. */
+/* A Source that reads its values from a tensor. */
 template <class Reader>
 struct ReaderSource : SimpleSource {
     Reader x;

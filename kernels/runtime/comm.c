@@ -17,7 +17,7 @@
 static int rank = 0, size = 1, local_rank = 0, local_size = 1;
 static MPI_Win host_memory = MPI_WIN_NULL;
 /* started: the real mesh, which is restored after comm_pretend */
-static Mesh mesh = { { 1, 1, 1, 1, 1 } }, started;
+static Mesh mesh = { { 1, 1, 1, 1, 1, 1 } }, started;
 static int mesh_rank; /* this rank's number in the mesh */
 static bool pretends;
 static size_t sent[NUM_SENT];
@@ -30,6 +30,7 @@ static struct {
     { RANKS_REPLICA, MPI_COMM_NULL },  { RANKS_CONTEXT, MPI_COMM_NULL },
     { RANKS_PIPELINE, MPI_COMM_NULL }, { RANKS_COPY, MPI_COMM_NULL },
     { RANKS_TENSOR, MPI_COMM_NULL },   { RANKS_STAGE, MPI_COMM_NULL },
+    { RANKS_NEAR, MPI_COMM_NULL },     { RANKS_HOSTS, MPI_COMM_NULL },
 };
 enum { NUM_GROUPS = sizeof groups / sizeof groups[0] };
 static pthread_t main_thread;
@@ -82,12 +83,12 @@ static void silence_abort(void)
 
 /* NOTE: MPI allows calls of the main thread only. In another thread the process exits without MPI.
  * The launcher detects that a process has ended, and ends the other ranks. */
-static void end_all_ranks(void)
+static void end_all_ranks(int status)
 {
     if (!pthread_equal(pthread_self(), main_thread))
-        _exit(1);
+        _exit(status);
     silence_abort();
-    MPI_Abort(MPI_COMM_WORLD, 1);
+    MPI_Abort(MPI_COMM_WORLD, status);
 }
 
 /* NOTE: srun without PMI starts processes that do not know each other. Each process would be a
@@ -193,6 +194,11 @@ int comm_group_rank(Ranks g)
     return mesh_group_rank(&mesh, mesh_rank, g);
 }
 
+Ranks comm_near(void)
+{
+    return comm_group_size(RANKS_HOSTS) > 1 ? RANKS_NEAR : RANKS_SHARD;
+}
+
 void comm_pretend(const Mesh *m, int as)
 {
     if (!pretends)
@@ -208,6 +214,7 @@ size_t comm_ring_bytes(Sent what, size_t bytes, int ranks)
     switch (what) {
     case SENT_SUMS: return 2 * others * bytes / n;
     case SENT_EXCHANGES:
+    case SENT_CODES:
     case SENT_MESSAGES: return bytes;
     default: return others * bytes;
     }

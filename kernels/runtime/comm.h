@@ -32,25 +32,33 @@ int comm_group_rank(Ranks g); /* this rank's index in its group */
 /* number of this rank's group, unique among the groups of g */
 int comm_group(Ranks g);
 
+/* The ranks of RANKS_SHARD on this host: RANKS_NEAR, or RANKS_SHARD if its ranks are on one host. */
+Ranks comm_near(void);
+
 /* Until comm_pretend(NULL, 0), groups are those of rank `as` of mesh m, and the functions for host
  * values below do nothing. comm_pretend serves plans for ranks that were not started. */
 void comm_pretend(const Mesh *m, int as);
 
-/* Bytes that this rank has sent to other ranks since the start, counted as a ring of the group's
- * ranks sends them. With W ranks, a rank sends W - 1 times its part for an all-gather or a
- * reduce-scatter, and twice this amount for an all-reduce. */
+/* Bytes that this rank has sent to other ranks since the start, if collectives run as rings. In a
+ * ring of W ranks, a rank sends its slice W - 1 times for an all-gather or a reduce-scatter, and
+ * twice as many bytes for an all-reduce. */
 typedef enum {
     SENT_GATHERS,
     SENT_SCATTERED_SUMS,
     SENT_SUMS,
-    SENT_EXCHANGES,
+    SENT_EXCHANGES, /* of activations, over RANKS_CONTEXT */
+    SENT_CODES,     /* exchanges of gradients */
     SENT_MESSAGES,
     SENT_HOST_VALUES,
     NUM_SENT
 } Sent;
-/* bytes: the size of the tensor; for an all-gather or a reduce-scatter, the size of a part; for an
+/* bytes: the size of the tensor; for an all-gather or a reduce-scatter, the size of a slice; for an
  * exchange, the bytes that leave this rank */
 size_t comm_ring_bytes(Sent what, size_t bytes, int ranks);
+static inline Sent comm_sent_as(Ranks exchange)
+{
+    return exchange == RANKS_CONTEXT ? SENT_EXCHANGES : SENT_CODES;
+}
 /* called by back ends when they have queued such an operation */
 void comm_count(Sent what, size_t bytes, Ranks g);
 size_t comm_sent(Sent what);

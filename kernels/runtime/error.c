@@ -22,11 +22,17 @@ enum { MESSAGE_SIZE = 4096 };
 
 static struct {
     int rank, size;
-    void (*end_all)(void); /* NULL: exit(1) ends the process */
-    void (*dying)(void);   /* NULL: nothing is called */
-} process = { .size = 1 };
+    void (*end_all)(int status); /* NULL: exit(status) ends the process */
+    void (*dying)(void);         /* NULL: nothing is called */
+    int status;
+} process = { .size = 1, .status = STATUS_FAULT };
 
-void error_set_ranks(int rank, int size, void (*end_all)(void))
+void error_set_status(int status)
+{
+    process.status = status;
+}
+
+void error_set_ranks(int rank, int size, void (*end_all)(int status))
 {
     process.rank = rank;
     process.size = size;
@@ -72,7 +78,7 @@ static void print_message(const char *prefix, const char *format, va_list args)
     print_line(line);
 }
 
-static _Noreturn void fail(const char *format, va_list args)
+static _Noreturn void fail(int status, const char *format, va_list args)
 {
     char prefix[64] = "error";
     if (caught.back) {
@@ -91,16 +97,23 @@ static _Noreturn void fail(const char *format, va_list args)
     if (process.end_all) {
         /* when mpirun ends the ranks, it drops output that it has not read */
         usleep(300000);
-        process.end_all();
+        process.end_all(status);
     }
-    exit(1);
+    exit(status);
 }
 
 _Noreturn void die(const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    fail(format, args);
+    fail(process.status, format, args);
+}
+
+_Noreturn void die_fault(const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    fail(STATUS_FAULT, format, args);
 }
 
 _Noreturn void die_check(const char *file, int line, const char *condition, const char *format, ...)
@@ -110,7 +123,7 @@ _Noreturn void die_check(const char *file, int line, const char *condition, cons
     va_list args;
     va_start(args, format);
     vsnprintf(text + n, sizeof text - n, format, args);
-    die("%s", text);
+    die_fault("%s", text);
 }
 
 void check_regular(const char *path)

@@ -5,10 +5,22 @@
 #include <stddef.h>
 #include <stdio.h>
 
-/* Prints "error: ..." on stderr (with the rank, if there are several) and ends all ranks with
- * status 1. An error of every rank is printed once: ranks other than 0 wait a moment, so that rank
- * 0 prints first. */
+/* Exit statuses. After STATUS_FAULT, the same command may succeed: a GPU, a host, the network or a
+ * file system failed. After the others it would fail again. scripts/supervise.py reads them. */
+enum {
+    STATUS_FAULT = 1,
+    STATUS_INPUT = 2, /* the configuration, the data or the command line */
+    STATUS_DIVERGED = 3
+};
+
+/* Prints "error: ..." on stderr (with the rank, if there are several) and ends all ranks, with
+ * STATUS_FAULT or the status that error_set_status set. An error of every rank is printed once:
+ * ranks other than 0 wait a moment, so that rank 0 prints first. */
 _Noreturn void die(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void error_set_status(int status);
+
+/* As die, always with STATUS_FAULT. For errors of the GPU and the network. */
+_Noreturn void die_fault(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* On rank 0, prints "warning: ..." on stderr. Other ranks print nothing. error_hold_warnings(true)
  * holds warnings back. error_hold_warnings(false) prints them, each once, as the last lines before
@@ -19,8 +31,8 @@ void error_hold_warnings(bool hold);
 /* Dies if `path` exists but is not a regular file. Opening a pipe would wait for its writer. */
 void check_regular(const char *path);
 
-/* CHECK is for conditions that the program itself guarantees. Errors of user input are reported by
- * die(), in the user's terms. */
+/* CHECK is for conditions that the program itself guarantees, and ends with STATUS_FAULT. Errors of
+ * user input are reported by die(), in the user's terms. */
 #define CHECK(condition, ...) \
     do { \
         if (!(condition)) \
@@ -29,9 +41,9 @@ void check_regular(const char *path);
 _Noreturn void die_check(const char *file, int line, const char *condition, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* Sets rank and size, and how all ranks end with status 1. Any thread may call `end_all`, which
- * does not return. If it is NULL, exit(1) is called. */
-void error_set_ranks(int rank, int size, void (*end_all)(void));
+/* Sets rank and size, and how all ranks end with a status. Any thread may call `end_all`, which
+ * does not return. If it is NULL, exit(status) is called. */
+void error_set_ranks(int rank, int size, void (*end_all)(int status));
 
 /* Sets a function that is called as soon as an error occurs, before its message; NULL: no
  * function. */

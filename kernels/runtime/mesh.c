@@ -9,6 +9,7 @@ Mesh mesh_of_context(int ranks, int shard, int context)
     return (Mesh){ .size = { [MESH_TENSOR] = 1,
                              [MESH_CONTEXT] = context,
                              [MESH_SHARD] = shard / context,
+                             [MESH_HOST] = 1,
                              [MESH_REPLICA] = ranks / shard,
                              [MESH_PIPELINE] = 1 } };
 }
@@ -32,6 +33,16 @@ Mesh mesh_of_tensor(int ranks, int stages, int shard, int context, int tensor)
 Mesh mesh_of_shards(int ranks, int shard)
 {
     return mesh_of_context(ranks, shard, 1);
+}
+
+void mesh_cut_at_hosts(Mesh *m, int per_host)
+{
+    const int each = m->size[MESH_TENSOR] * m->size[MESH_CONTEXT],
+              ranks = each * m->size[MESH_SHARD];
+    if (per_host % each != 0 || ranks % per_host != 0)
+        return;
+    m->size[MESH_HOST] = ranks / per_host;
+    m->size[MESH_SHARD] = per_host / each;
 }
 
 /* Returns the coordinates of `rank` in the dimensions of g as one number, with the dimensions in

@@ -1,9 +1,10 @@
-/* The ranks of a run as a grid. A rank has a coordinate in each of five dimensions, and the product
+/* The ranks of a run as a grid. A rank has a coordinate in each of six dimensions, and the product
  * of their sizes is the number of ranks. Neighbouring ranks differ in the tensor coordinate first,
- * then in context, shard, replica and pipeline, so that ranks with the most traffic are on one
- * host:
+ * then in context, shard, host, replica and pipeline, so that ranks with the most traffic are on
+ * one host:
  *
- *     rank = (((pipeline R + replica) S + shard) C + context) T + tensor        (R, S, C, T: sizes)
+ *     rank = ((((pipeline R + replica) H + host) S + shard) C + context) T + tensor
+ *                                                                       (R, H, S, C, T: sizes)
  *
  * A group consists of all ranks that differ only in some dimensions. In the example below, 8 ranks
  * hold 2 replicas of 4 shards. A row is a group of RANKS_SHARD, a column a group of RANKS_REPLICA:
@@ -17,6 +18,7 @@ typedef enum {
     MESH_TENSOR,
     MESH_CONTEXT,
     MESH_SHARD,
+    MESH_HOST, /* cuts the shards of a group by hosts (mesh_cut_at_hosts); else its size is 1 */
     MESH_REPLICA,
     MESH_PIPELINE,
     MESH_DIMS
@@ -31,13 +33,15 @@ typedef struct {
  * do. */
 typedef enum {
     RANKS_REPLICA = 1 << MESH_REPLICA,
-    RANKS_CONTEXT = 1 << MESH_CONTEXT,                 /* divide the tokens of each sequence */
-    RANKS_DATA = 1 << MESH_REPLICA | 1 << MESH_SHARD,  /* read different sequences */
-    RANKS_SHARD = 1 << MESH_SHARD | 1 << MESH_CONTEXT, /* weights are sharded over context, too */
-    RANKS_TENSOR = 1 << MESH_TENSOR,                   /* compute the layers of a block together */
-    /* together hold one copy of a pipeline stage */
-    RANKS_STAGE = 1 << MESH_SHARD | 1 << MESH_CONTEXT | 1 << MESH_TENSOR,
-    RANKS_PIPELINE = 1 << MESH_PIPELINE, /* one rank of each stage, in the order of stages */
+    RANKS_CONTEXT = 1 << MESH_CONTEXT,                /* divide the tokens of each sequence */
+    RANKS_NEAR = 1 << MESH_SHARD | 1 << MESH_CONTEXT, /* the ranks of RANKS_SHARD on one host */
+    RANKS_HOSTS = 1 << MESH_HOST,                     /* one rank of each host of RANKS_SHARD */
+    RANKS_SHARD = RANKS_NEAR | RANKS_HOSTS,           /* weights are sharded over context, too */
+    /* read different sequences */
+    RANKS_DATA = 1 << MESH_REPLICA | 1 << MESH_HOST | 1 << MESH_SHARD,
+    RANKS_TENSOR = 1 << MESH_TENSOR,          /* compute the layers of a block together */
+    RANKS_STAGE = RANKS_SHARD | RANKS_TENSOR, /* together hold one copy of a pipeline stage */
+    RANKS_PIPELINE = 1 << MESH_PIPELINE,      /* one rank of each stage, in the order of stages */
     /* read the same sequences */
     RANKS_SEQUENCE = 1 << MESH_PIPELINE | 1 << MESH_CONTEXT | 1 << MESH_TENSOR,
     RANKS_COPY = 1 << MESH_PIPELINE | RANKS_STAGE, /* together hold one copy of the model */
@@ -54,6 +58,9 @@ Mesh mesh_of_shards(int ranks, int shard);
 Mesh mesh_of_context(int ranks, int shard, int context);
 Mesh mesh_of_stages(int ranks, int stages, int shard, int context);
 Mesh mesh_of_tensor(int ranks, int stages, int shard, int context, int tensor);
+/* If the ranks of RANKS_SHARD fill several hosts of `per_host` consecutive ranks, cuts their shards
+ * by hosts. */
+void mesh_cut_at_hosts(Mesh *m, int per_host);
 int mesh_ranks(const Mesh *m);                           /* the product of the sizes */
 int mesh_coordinate(const Mesh *m, int rank, MeshDim d); /* 0 .. size[d] - 1 */
 

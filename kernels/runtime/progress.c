@@ -13,7 +13,8 @@ static struct {
     const char *what; /* NULL: no work */
     bool silent, terminal;
     double start, said;
-    atomic_int width; /* columns of the terminal's line; other threads clear the line */
+    /* length of the line on the terminal. Atomic, because other threads clear the line */
+    atomic_int width;
 } work;
 
 void progress_silence(void)

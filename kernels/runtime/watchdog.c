@@ -1,8 +1,8 @@
 /* A collective waits for ever for a missing rank. Launchers detect a process that has ended.
  * Launchers do not detect which operation this process was in, and they do not detect a process
  * that hangs. So each rank has a thread that reads, a few times a second, the states of all ranks
- * that it knows: those of its host, and those of other hosts that hosts.h brings. This thread ends
- * the run in four cases:
+ * that it knows: the ranks of its host, and the ranks of other hosts whose states hosts.h brings.
+ * This thread ends the run in four cases:
  *   - The process of another rank is gone, without having announced its end, or it announced its
  *     end but has not ended the other ranks.
  *   - The device's communication reports an error.
@@ -47,8 +47,8 @@ typedef struct {
     SharedState state[]; /* (ranks), the ranks of all hosts */
 } SharedTable;
 
-/* What this rank knows of a rank: its state, and the seconds since its progress (`idle`) and its
- * watchdog's beats (`silent`) last changed. */
+/* What this rank knows of another rank. idle: seconds since that rank last made progress. silent:
+ * seconds since the last beat of its watchdog. */
 typedef struct {
     RankState state;
     unsigned long progress;
@@ -211,9 +211,9 @@ static _Noreturn void report(const Fault *f)
     end(text, 1, comm_local_size() == ranks ? f->who : self);
 }
 
-/* NOTE: when a rank has ended, launchers send signals to the remaining ranks, too. The message of
- * the ended rank, or that of the watchdogs, should come first. Ranks that have no watchdog yet wait
- * for rank 0, whose end ends them too. */
+/* NOTE: when a rank has ended, launchers send signals to the remaining ranks, too. The ended rank's
+ * message, or a watchdog's message, should come first. Ranks that have no watchdog yet wait for
+ * rank 0, whose end ends them too. */
 void watchdog_end(const char *text, int status)
 {
     usleep(table ? (useconds_t)(2 * INTERVAL * 1e6) : comm_rank() > 0 ? 1000000 : 0);

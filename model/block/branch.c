@@ -5,8 +5,8 @@
 
 static const Tensor NONE = { 0 };
 
-/* Whether tensor ranks gather the gradient of the stream itself. Pre-norm branches read this
- * gradient; with norm_after, the backward of a norm comes first. */
+/* Whether tensor ranks gather the gradient of the stream. Pre-norm branches do, because their
+ * backward starts from this gradient. With norm_after, backward first passes through a norm. */
 static bool gathers_stream(const Stream *stream)
 {
     return stream->tensor_ranks > 1 && !stream->config->norm_after;

@@ -31,7 +31,8 @@ static Tensor stats_of(const Block *b)
                      router_stats_width(config_of(b)->count));
 }
 
-/* Each context rank has some of the tokens of each group. */
+/* Computes the router's statistics. Context ranks add theirs up, because each has only some tokens
+ * of a group. */
 static void record_stats(const Block *b)
 {
     if (!b->a->router_stats)

@@ -87,7 +87,14 @@ static void chunk_backward_fp8(Model *m, int n, Tensor logits, Tensor h, Tensor 
 }
 
 /* Computes the cross entropy of all labels, and from it the labels' weights. Returns the largest
- * weight. If the logits are a single chunk, they stay valid. */
+ * weight. If the logits are a single chunk, they stay valid; else they are computed again. For N
+ * tokens, C = d_model and a vocabulary of V, this takes 2 N C V FLOPs in addition to the 6 N C V of
+ * the head, and no memory but the weights. In Llama-3-8B, C V is 0.53 of the 7.5 billion weights in
+ * GEMMs, so a step takes 1/3 x 0.53 / 7.5 = 2.3 % more FLOPs, not counting attention. The
+ * alternative, to scale the rows of dLoss/d(final_h) afterwards, takes neither FLOPs nor memory, but
+ * works only for a frozen head: the gradient of the head's weight sums over rows, so it would need
+ * the gradients of all logits, 2 N V bytes: 4.2 GB for 16,384 tokens. With adapters, a step has 4
+ * x 7.5 parts, of which it would save 2 x 0.53, or 3.5 %. */
 static float weigh_labels(Model *m, Tensor weight)
 {
     const bool policy = m->policy.kind != POLICY_NONE;

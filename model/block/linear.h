@@ -23,7 +23,7 @@ typedef struct {
     LinearParams w, dw;
     Tensor xa, dxa; /* xa = scale * x a^T, and its gradient; without an adapter they have no data */
     float scale;
-    /* buffer for the matrix, whose columns are divided by the factors of the input's columns */
+    /* buffer for a copy of the matrix with its columns divided by the input's column factors */
     Tensor folded;
 } LinearLayer;
 

@@ -57,7 +57,8 @@ static void set_weights(const Model *m, float *weight, size_t begin, size_t end,
 }
 
 /* Metrics as in TRL. With a reference, log-probabilities are sums over a side, and rewards are beta
- * x (policy - reference). Without one, both follow the loss, so SimPO and ORPO have means. */
+ * x (policy - reference). Without a reference, both are means over a side if the loss uses means,
+ * as for SimPO and ORPO. */
 static void add_metrics(double *sum, const PreferenceLoss *l, double beta, Side c, Side r)
 {
     const double of_c = !l->reference && l->means ? fmax(c.labels, 1) : 1,

@@ -9,10 +9,10 @@ ActRows tile_rows_of(int act)
     return rows_of[act];
 }
 
-/* The part of t that belongs to a tile. If t shares memory with `all`, the rows of all tokens, the
- * result is `part`, the tile's rows of `all`. Otherwise tiles share t, and the result is its first
- * rows. The scale of a tile's operand depends only on the tile's tokens, so backward finds the same
- * scale. */
+/* Returns the rows of t that a tile uses. `all` has the rows of all tokens, `part` the tile's rows
+ * of `all`. If t is the memory of `all`, the tile uses `part`. Otherwise t is a buffer that all
+ * tiles reuse, and the tile uses its first rows. An operand's scale depends only on the tile's
+ * tokens, so backward computes the same scale as forward. */
 static Tensor in_tile(Tensor t, Tensor all, Tensor part)
 {
     if (t.data && t.data == all.data)

@@ -139,8 +139,8 @@ static void close_block(Calibration *c)
 
 /* ---- weights --------------------------------------------------------------------------------- */
 
-/* Copies a tensor of the model to unit `to` of the model of one block and, if codes are chosen for
- * it, also to its CalibratedLinear. */
+/* Copies a tensor to unit `to` of c->m, which is a model with a single block. If GPTQ chooses codes
+ * for the tensor, also copies it to its CalibratedLinear. */
 static void put_weight(Calibration *c, int to, Weight *w)
 {
     const HfTensor *t = &w->tensor;

@@ -9,8 +9,7 @@
 #include "kernels/runtime/error.h"
 #include "model/checkpoint/coded_source.h"
 
-/* How many groups of `tile` elements an edge of `all` elements has; tile 0: the edge is one
- * group. */
+/* Number of groups of `tile` elements in a row or column of `all` elements; tile 0: one group. */
 static size_t tiles(size_t all, json_int_t tile)
 {
     return tile == 0 ? 1 : (all + (size_t)tile - 1) / (size_t)tile;

@@ -213,8 +213,8 @@ static Scales read_scales(const Matrix *m)
     return s;
 }
 
-/* The number of elements, at most n, that follow from element i on in the same row with the same
- * scale. */
+/* The number of consecutive elements, from element i on and at most n, that are in the same row and
+ * have the same scale. */
 static size_t run_of(const Matrix *m, size_t i, size_t wide, size_t n)
 {
     const size_t col = i % m->cols, end = (col / wide + 1) * wide,
@@ -259,7 +259,7 @@ static void check_shape(const Matrix *m)
             f.tensor->name, (long long)shape[0], (long long)shape[1], m->rows, m->cols);
 }
 
-/* Code i of codes that are packed into words, `per` in each. Codes are stored as unsigned numbers:
+/* Code i of packed codes. A word contains `per` codes. Codes are stored as unsigned numbers:
  * for example 0 to 15 for -8 to 7. */
 static int code_in(const uint32_t *word, size_t i, size_t per)
 {
@@ -419,7 +419,7 @@ bool coded_source_shape(CodedShape *to, SafeFile *const *file, int count, const 
     return says && to->rows > 0 && to->cols > 0;
 }
 
-/* ---- tensors of no matrix -------------------------------------------------------------------- */
+/* ---- tensors that belong to no matrix -------------------------------------------------------- */
 
 /* Adds the name of the tensor STEM<suffix> to the text. */
 static void add_name(char **text, const char *stem, const char *suffix)

@@ -29,8 +29,9 @@ typedef struct {
  * tensors contain their own settings. */
 bool coded_source_shape(CodedShape *to, SafeFile *const *file, int count, const char *name);
 
-/* Dies if the tensor `single` belongs to a matrix (coded_source_matrix) only together with another
- * tensor, and the other tensor is missing. The message names the missing tensor. */
+/* Some tensors of a matrix (coded_source_matrix) exist only in pairs, such as codes and their
+ * scales. Dies if `single` is one of such a pair and the other is missing; the message names the
+ * missing tensor. */
 void coded_source_refuse_single(SafeFile *const *file, int count, Found single);
 
 /* Reads elements first .. first + n - 1 of the matrix (rows, cols). Dies on wrong shapes, types and

@@ -214,8 +214,8 @@ void layout_free(Layout *l)
 
 /* ---- device memory --------------------------------------------------------------------------- */
 
-/* The elements of the entry's region that this rank holds, in units of the entry's `per`. No
- * elements for region QUANTIZED, whose format differs from that of files. */
+/* This rank's range of the entry's region, counted in units of the entry's `per`. The range is
+ * empty for region QUANTIZED, because files have another format. */
 static Range held_by(const LayoutEntry *p, const Shard *s)
 {
     const Slice own = p->kind == ENTRY_WEIGHT ? s->slice[p->region] : shard_state(s, p->state);
@@ -228,7 +228,8 @@ static const Tensor *tensor_of(const LayoutEntry *p, const Shard *s)
     return p->kind == ENTRY_WEIGHT ? &s->slice[p->region].stored : &s->state[p->state];
 }
 
-/* The address of element i of the entry's region on this rank, in units of `per`. */
+/* The address of element i of the entry's region, which this rank holds. i counts units of
+ * `per`. */
 static char *address_of(const LayoutEntry *p, const Shard *s, size_t i)
 {
     const Tensor *t = tensor_of(p, s);
@@ -455,8 +456,8 @@ static uint32_t read_entry(EntryReader *r, const Shard *s, void *values)
     return p->is_copy ? 0 : sum;
 }
 
-/* Whether loading rounds a frozen weight, of which no exact copy exists then. dtype: type in the
- * file. */
+/* Whether loading rounds a frozen weight. Then the run has no exact copy of the weight. dtype: type
+ * in the file. */
 static bool is_rounded(const LayoutEntry *p, const char *dtype)
 {
     return p->region == FROZEN && strcmp(p->dtype, "BF16") == 0 && strcmp(dtype, "BF16") != 0;

@@ -11,9 +11,10 @@ typedef enum { LAYOUT_MODEL, LAYOUT_BASE, LAYOUT_OPTIMIZER, LAYOUT_ADAPTER } Lay
 /* a weight; a state of the optimizer; the scales of a state's groups */
 typedef enum { ENTRY_WEIGHT, ENTRY_STATE, ENTRY_SCALE } EntryKind;
 
-/* One tensor of a file. It holds elements, or scales of groups, [first, first + held) of a unit's
- * region: all `count` of the tensor, or the part of a tensor rank, which consists of several ranges
- * of the tensor. */
+/* One tensor of a file, and the range [first, first + held) of a unit's region that belongs to it.
+ * The range counts elements; for scales, groups. Without tensor ranks it is the whole tensor,
+ * `count` elements. With tensor ranks it is this rank's slice, which may be several ranges of the
+ * tensor. */
 typedef struct {
     /* name of a HfTensor; for a state, followed by the state's name; for scales, also by
      * ".scale" */
@@ -27,7 +28,7 @@ typedef struct {
     size_t per;
     size_t bytes;              /* bytes of an element; for ENTRY_SCALE, of all scales of a group */
     size_t first, count, held; /* numbers of elements */
-    /* the parameter of which this is a tensor rank's part; NULL: the tensor is whole */
+    /* if tensor ranks cut the parameter: the parameter; NULL: the tensor is whole */
     const Param *cut;
     /* if `cut`: start of the tensor in this rank's slice, and in the whole parameter */
     size_t in_param, in_whole;

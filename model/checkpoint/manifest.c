@@ -141,12 +141,15 @@ uint64_t manifest_base(const json_t *manifest, const char *folder)
 StateCounts manifest_counts(const json_t *manifest, const char *folder)
 {
     static const ConfigKey updates = STATES("updates", updates);
+    static const ConfigKey raised = STATES("grad_wire_raised", raised);
     static const ConfigKey keys[] = { STATES("last", average.last), STATES("every", average.every),
                                       STATES("count", average.count) };
     const json_t *average = json_object_get(manifest, "average");
     char *path = xasprintf("%s/trainer.json", folder);
     StateCounts c = { 0 };
     value_json_parse(&c, &updates, json_object_get(manifest, updates.name), path, updates.name);
+    if (json_object_get(manifest, raised.name))
+        value_json_parse(&c, &raised, json_object_get(manifest, raised.name), path, raised.name);
     for (size_t i = 0; i < sizeof keys / sizeof keys[0] && average; i++)
         value_json_parse(&c, &keys[i], json_object_get(average, keys[i].name), path, "average");
     free(path);

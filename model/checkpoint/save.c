@@ -169,6 +169,8 @@ static json_t *manifest(json_t *files, json_t *sums)
         resolved_columns(save.config), "world_size", comm_size(), "files", files, "crc32c", sums);
     const SavedAs as = save.kind == SAVE_ASIDE ? SAVED_ABORTED : saved_as_of(save.config, s->step);
     json_object_set_new(o, "saved_as", json_string(saved_as_name(as)));
+    if (n->raised > 0)
+        json_object_set_new(o, "grad_wire_raised", json_integer((json_int_t)n->raised));
     if (s->num_mix > 0)
         json_object_set_new(o, "mix", mixed_sources(s));
     if (n->average.count > 0)

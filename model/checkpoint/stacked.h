@@ -3,7 +3,7 @@
 #pragma once
 #include "model/checkpoint/safetensors.h"
 
-/* Lists the parts of such tensors in place of the tensors, under the names of single experts:
+/* In the list of f's tensors, replaces each such tensor by one tensor per expert and matrix:
  *     experts.gate_up_proj (E, 2F, C)   experts.<e>.gate_proj.weight (F, C), then up_proj
  *     experts.down_proj (E, C, F)       experts.<e>.down_proj.weight (C, F)
  * [transformers 5, conversion_mapping.py]. So all other code reads one form only. */

@@ -30,7 +30,7 @@ static const Stack *stack_of(const SafeTensor *t)
     return NULL;
 }
 
-/* A stacked tensor t with R ranks of each expert, of which part p has those from p * step on. */
+/* A stacked tensor t with R ranks per expert. Part p begins at rank p * step. */
 typedef struct {
     const SafeTensor *t;
     const Stack *kind;
@@ -59,7 +59,8 @@ static char *name_of(const Stacked *s, size_t e, int part)
                      s->kind->is_b ? 'B' : 'A');
 }
 
-/* Dies unless the numbers of B outside its blocks are 0: rows of a part and ranks of another. */
+/* Dies unless B is block diagonal: gate's rows must be 0 at up's ranks, and up's rows at gate's
+ * ranks. */
 static void check_blocks(const SafeFile *f, const Stacked *s, const char *data, size_t size)
 {
     static const char zero[8] = { 0 };

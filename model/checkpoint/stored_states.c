@@ -178,8 +178,8 @@ static void free_host(Tensor t)
     free(t.scale);
 }
 
-/* The intersection of elements, or scales of groups, [from, to) of an entry's region with the entry
- * and its tensor. */
+/* Returns the range of [from, to), elements of the unit's region, that belongs to the entry and to
+ * its tensor t. For scales, the range counts groups. */
 static Range overlap(const LayoutEntry *p, const SafeTensor *t, size_t from, size_t to)
 {
     const size_t end = p->first + t->shape[0] * (t->dims == 2 ? t->shape[1] : 1);

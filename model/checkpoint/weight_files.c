@@ -160,8 +160,8 @@ static void use_tree_name(SafeTensor *t)
     t->name = xasprintf("%s%s", first, tree);
 }
 
-/* Adds a file with the adapters of single experts, if the file of s has those of all experts as one
- * tensor. */
+/* If the file of s stores the adapters of all experts as one tensor, adds a file in memory with one
+ * adapter per expert. */
 static void divide_adapters(WeightFiles *s, const char *folder)
 {
     json_t *j = file_json(folder, "adapter_config.json", JSON_REJECT_DUPLICATES);

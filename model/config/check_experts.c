@@ -41,7 +41,7 @@ static void check_strategy(const Reader *r)
             reader_where(r, "tiled_mlp_tokens"));
 }
 
-/* No class of transformers with experts that the program reads has a bias of the choice. */
+/* Warns that other programs ignore a router's bias: no class of transformers has a place for it. */
 static void check_bias(const Reader *r)
 {
     const ModelConfig *m = &r->s->c.model;

@@ -5,8 +5,8 @@
 
 #include "kernels/runtime/error.h"
 
-/* The command that fetches a file is `command`, the path after the scheme, `to`. The last row is
- * for all other stores. */
+/* The shell command that fetches a file consists of `command`, the path without its scheme, and
+ * `to`. The last row is for all other stores. */
 static const struct {
     const char *scheme, *command, *to;
 } stores[] = {

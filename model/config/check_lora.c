@@ -177,10 +177,10 @@ static void note_idle(Reader *r)
     value_free(r->s, key_find("lora.base_path"));
 }
 
-/* Sets the format of the base. A run that trains nothing must round a base that is not E4M3 or NF4
- * as training did; recipe_forward_weights might choose another format. A run that trains nothing
- * stores adapters in the format of the base. If that is BF16 and training computed adapters in F32,
- * the base is rounded to BF16 and stored in F32. */
+/* Sets the format of the base. A run that trains nothing must round the base as training did.
+ * recipe_forward_weights might choose another format for a base that is neither E4M3 nor NF4. A run
+ * that trains nothing stores adapters in the format of the base. If that is BF16 and training
+ * computed adapters in F32, the base is rounded to BF16 and stored in F32. */
 static void complete_base(Reader *r)
 {
     Settings *s = r->s;

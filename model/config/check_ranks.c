@@ -188,6 +188,23 @@ static int shard_ranks(Reader *r)
     return world / replicas;
 }
 
+/* Ranks that do not sum gradients send no codes. */
+static Wire grad_wire(Reader *r)
+{
+    const Strategy *s = &r->s->c.strategy;
+    if (r->s->fsdp.grad_wire == NOT_GIVEN)
+        return WIRE_NONE;
+    if (r->s->fsdp.precision == FSDP_MIXED)
+        die("%s: fsdp.grad_wire sends gradients in 8 or 16 bits, and fsdp.precision mixed (%s) "
+            "sums "
+            "them in f32; leave one of them out",
+            reader_where(r, "fsdp.grad_wire"), reader_where(r, "fsdp.precision"));
+    if (r->world / pipeline_stages(s) / tensor_ranks(s) > 1)
+        return (Wire)r->s->fsdp.grad_wire;
+    reader_note(r, "fsdp.grad_wire (no two ranks sum gradients of the same matrix)");
+    return WIRE_NONE;
+}
+
 /* With pipeline stages, weights are gathered and gradients summed once per step, because a stage
  * alternates between forward and backward of different micro-batches. */
 static void complete_strategy(Reader *r)
@@ -210,7 +227,9 @@ static void complete_strategy(Reader *r)
                     .tensor_ranks = tensor_ranks(s),
                     .pipeline_stages = pipeline_stages(s),
                     .pipeline_chunks = s->pipeline_chunks,
-                    .pipeline_schedule = s->pipeline_schedule };
+                    .pipeline_schedule = s->pipeline_schedule,
+                    .wire = grad_wire(r),
+                    .ranks_per_host = r->s->c.dry_run ? r->s->c.gpus_per_host : comm_local_size() };
 }
 
 void check_ranks(Reader *r)

@@ -43,26 +43,20 @@ static void check_batch(Reader *r)
         smaller, batches);
 }
 
-/* Gradients are summed in F32 if fsdp.precision is mixed, or if a sum has many terms: a BF16 sum
- * loses terms below 2^-9 of its value. With 512 micro-batches the worst tensor loses 5 % of its
- * gradient, with 2048 half of it. A rank first sums its micro-batches; then the sums of ranks are
- * added. The error of a sum depends only on its number of terms. With 16 ranks x 32 micro-batches
- * the error is a third of the error with 512 micro-batches on one rank. */
+/* Gradients are summed in F32 if fsdp.precision is mixed, or if a sum has many terms. */
 static void choose_grads(Reader *r)
 {
-    enum { MOST = 128 };
-    const Config *c = &r->s->c;
-    Format *grads = &r->s->c.recipe.grads;
-    const int own =
-        c->global_train_batch_size / c->device_train_microbatch_size / check_ranks_groups(r);
-    const int ranks = r->world / pipeline_stages(&c->strategy), n = own > ranks ? own : ranks;
-    const bool mixed = r->s->fsdp.precision == FSDP_MIXED && ranks > 1;
-    if (!reader_given(r, "format.grads")) {
-        if (mixed || n > MOST)
-            *grads = (Format){ F32, 0, false };
-    } else if (grads->dtype == BF16 && n > MOST)
+    Config *c = &r->s->c;
+    const int ranks = r->world / pipeline_stages(&c->strategy), n = gradient_terms(c, r->world);
+    const bool mixed = r->s->fsdp.precision == FSDP_MIXED && ranks > 1,
+               given = reader_given(r, "format.grads");
+    c->grads_by_terms = !given && !mixed;
+    if (!given && (mixed || n > MOST_BF16_TERMS))
+        c->recipe.grads = (Format){ F32, 0, false };
+    else if (given && c->recipe.grads.dtype == BF16 && n > MOST_BF16_TERMS)
         warn("%s: gradients of %d %s are summed in bf16; sums of more than %d lose precision",
-             reader_where(r, "format.grads"), n, own < n ? "ranks" : "micro-batches a step", MOST);
+             reader_where(r, "format.grads"), n, n == ranks ? "ranks" : "micro-batches a step",
+             MOST_BF16_TERMS);
 }
 
 /* The number of tokens of a micro-batch, also when rounded up, must fit an int, and so must the

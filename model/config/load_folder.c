@@ -111,9 +111,9 @@ static void take(Reader *r, const char *name, const YamlNode *n)
         yaml_put(r->root, name, yaml_copy(n, NULL));
 }
 
-/* An evaluation reproduces the numbers of the checkpoint's run. So it takes the recipe and its
- * columns, the number of sequences that share scales, and the masking of documents from the run,
- * unless the user gives them. */
+/* An evaluation must give the same numbers as the checkpoint's run. So it uses that run's recipe
+ * with all changed columns, batch sizes, because sequences of a micro-batch share FP8 scales, and
+ * masking of documents. Settings that the user gives take precedence. */
 static void complete_evaluation(Reader *r, const char *folder)
 {
     const bool recipe = !reader_given(r, "recipe"),

@@ -1,4 +1,4 @@
-/* Other names of keys: those of earlier versions and of other programs. Files, arguments and saved
+/* Aliases of keys: names from earlier versions and from other programs. Files, arguments and saved
  * configurations may use them. After names_rename, a tree has only the names of config_keys.c. Keys
  * that were removed are refused; the message says what replaces them. */
 #include "model/config/names.h"

@@ -37,5 +37,5 @@ typedef struct {
  * All ranks must call this. */
 void evaluate_scores(ScoreSink sink, Loader *l, const Config *c, Model *m, ParamStore *store);
 
-/* The mean loss of pairs, with the part of sft_weight. NAN without pairs. */
+/* The mean loss of pairs, including the term of sft_weight. NAN without pairs. */
 double evaluate_pair_loss(const double pairs[NUM_PAIR_SUMS], const Preference *p);

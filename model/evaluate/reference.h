@@ -19,11 +19,10 @@ char *reference_folder(const Config *c);
 char *reference_path(const Loader *l, const Config *c, const char *folder);
 
 /* Maps the file with the log-probabilities of the loader's data and makes the loader use them.
- * exact: the file must be of the model in load_path.
- * Otherwise, if there is none, the file may be of any model, if it is the only one for this recipe
- * and these data: the run may have begun with a model that does not exist any more. Returns false
- * if there is no such file. All ranks must call this. */
+ * The file must belong to the model in load_path. If not `exact`, and there is no such file, the
+ * only file for this recipe and these data is used, whatever its model: the model with which the
+ * run began may no longer exist. Returns false if no file is found. All ranks must call this. */
 bool reference_use(Loader *l, const Config *c, const char *folder, bool exact);
 
-/* Dies with a message that names the expected file, and those that are there. */
+/* Dies with a message that names the expected file and the files in the folder. */
 _Noreturn void reference_missing(const Loader *l, const Config *c, const char *folder);

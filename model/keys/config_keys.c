@@ -28,7 +28,7 @@ const ConfigKey config_keys[] = {
     OTHER ("score", STRING, "null", C(score),
            "write the log-probability of each label of data.paths, and of evaluators of type preference, to this folder with the model "
            "of load_path, and stop. Each file has a float32 number for each token, in the order of the shards; 0: the token is no "
-           "label. The names have hashes of model, recipe and data. Give the configuration, with the recipe, of the run that uses them"),
+           "label. The names have hashes of model, recipe and data. Use the same configuration and recipe as the run that will read the files"),
     SCORE_SOFT_ROWS,
     OTHER ("generate", STRING, "null", C(generate),
            "continue the prompts in this file with the model of load_path, print the continuations and stop. Each line of the file "
@@ -245,7 +245,7 @@ const ConfigKey config_keys[] = {
     NUMBER("global_train_batch_size", INT, "512", 1, MANY, C(global_train_batch_size),
            "sequences per step, over all ranks"),
     OTHER ("batch_size_warmup", NAMES, "[]", X(batch_warmup),
-           "steps after which the global batch doubles. [1000, 3000]: the run starts with a quarter of global_train_batch_size. "
+           "list of steps after which the global batch doubles. [1000, 3000]: the run starts with a quarter of global_train_batch_size. "
            "The LR schedule does not change. Lengths in tokens (scheduler.units, max_duration, stop_at) count the tokens of the "
            "actual batches"),
     OPTION("sequence_length_warmup.min_sequence_length", INT, "null", 0, 1, MANY, C(length_warmup.min),
@@ -410,6 +410,13 @@ const ConfigKey config_keys[] = {
            X(fsdp.grad_sync_mode),
            "when ranks sum sharded gradients. micro_batch: in each micro-batch; batch: once per step, which needs memory for "
            "unsharded gradients on every rank; null: batch if unsharded gradients fit, else micro_batch"),
+    WORD  ("fsdp.grad_wire", CHOICE, "null", WORDS({ "bf16", WIRE_BF16 }, { "fp8", WIRE_FP8 }, { "int8", WIRE_INT8 },
+           { "fp8_lm", WIRE_FP8_LM }), X(fsdp.grad_wire),
+           "format in which ranks send each other gradients of the matrices of blocks. Each rank then adds the gradients of all "
+           "ranks in F32, in the order of ranks. fp8: E4M3 with a scale per 128 values; int8: the same with integers; fp8_lm: E4M3 "
+           "with one scale per matrix, as FP8-LM (recipe: fp8-lm); null: NCCL or "
+           "MPI sums gradients in the recipe's format. All other gradients are summed as with null. If shards of a group are on "
+           "several hosts, the ranks of a host first sum the gradients of this host. Not with fsdp.precision: mixed"),
     MESH_ROWS,
 
     /* ---- the host's memory ---- */

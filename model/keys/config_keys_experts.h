@@ -12,9 +12,10 @@
              "MLP of each block: sparse has experts, dense is one MLP. A shorter list repeats. " \
              "Default: " \
              "all blocks have experts"), \
-        OPTION("model.dense_intermediate_size", INT, "null", 0, 1, 1 << 24, \
-               C(model.experts.dense_width), \
-               "width of the MLP in dense blocks, half of what mlp_hidden_size counts"), \
+        OPTION( \
+            "model.dense_intermediate_size", INT, "null", 0, 1, 1 << 24, \
+            C(model.experts.dense_width), \
+            "width of gate, and of up, in dense blocks (intermediate_size in their config.json)"), \
         OTHER("model.norm_topk_prob", BOOL, "false", C(model.experts.normalize), \
               "divide the weights of a token's experts by their sum (OLMoE: false, Qwen3: true)"), \
         WORD("model.router_aux_loss", CHOICE, "micro_batch", \

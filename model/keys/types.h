@@ -27,7 +27,7 @@ typedef enum {
     BETAS,       /* double[2] */
     DURATION,    /* Duration */
     FORMAT,      /* Format */
-    LAYER_TYPES, /* LayerTypes: a list of two `words`, that of marked blocks second */
+    LAYER_TYPES, /* LayerTypes: a list of two `words`; the second word marks a block */
     SECTIONS,    /* a list of sections, whose keys are the rows name[].key (data_mixture.c) */
     FIXED,       /* no value is stored: only the `choices` are accepted; `help` says why */
     TYPE_MASK = 31,
@@ -94,6 +94,7 @@ typedef struct {
         int replicate, shard; /* parallelism.replicate and .shard; 0: not given */
         int precision;        /* FsdpPrecision or NOT_GIVEN */
         int grad_sync_mode;   /* GradSum or NOT_GIVEN */
+        int grad_wire;        /* Wire or NOT_GIVEN */
     } fsdp;
     SchedulerUnits scheduler_units;
     char **batch_warmup;

@@ -154,7 +154,7 @@ void value_expected(char *out, size_t size, const ConfigKey *k)
     case STRING: snprintf(out, size, "a text"); break;
     case PATHS: snprintf(out, size, "a path or a list [a, b] of paths"); break;
     case PATTERNS: snprintf(out, size, "a pattern or a list [a, b] of patterns"); break;
-    case NAMES: snprintf(out, size, "a name or a list [a, b] of names"); break;
+    case NAMES: snprintf(out, size, "a value or a list [a, b] of values"); break;
     case DATASETS: snprintf(out, size, "`name: [paths]` lines"); break;
     case SECTIONS: snprintf(out, size, "a list of sections"); break;
     case BETAS: snprintf(out, size, "[beta1, beta2], each from 0 to below 1"); break;

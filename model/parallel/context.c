@@ -80,8 +80,9 @@ static int rank_of(const Stream *stream, RowRange document)
     return first / stream->attn.T == last / stream->attn.T ? first / stream->attn.T : -1;
 }
 
-/* Sets e->left_out for all documents. A plan without documents has no memory for documents of a
- * rank's part. */
+/* Decides for each document whether it is exchanged, and stores this in e->left_out. Without
+ * own_doc_start, all documents are exchanged: the plan has no memory for documents that a rank
+ * keeps. */
 static void choose_left_out(Stream *stream)
 {
     ContextExchange *e = &stream->exchange;
@@ -270,7 +271,7 @@ Tensor context_heads(const Stream *stream, const Acts *a, Tensor buffer, Tensor 
         heads_split(tensor_rows(packed, at, stream->context * e->range[k].count),
                     tensor_rows(x, e->range[k].first, e->range[k].count), a->heads);
     clear_after_documents(stream, buffer);
-    comm_exchange(buffer, e->whole, packed, e->packed, e->segments);
+    comm_exchange(buffer, e->whole, packed, e->packed, e->segments, RANKS_CONTEXT);
     return buffer;
 }
 
@@ -285,7 +286,7 @@ void context_tokens(const Stream *stream, const Acts *a, Tensor x, Tensor buffer
     if (stream->context == 1)
         return;
     const Tensor packed = exchanged(stream, buffer);
-    comm_exchange(packed, e->packed, buffer, e->whole, e->segments);
+    comm_exchange(packed, e->packed, buffer, e->whole, e->segments, RANKS_CONTEXT);
     for (int k = 0, at = 0; k < e->ranges; at += stream->context * e->range[k++].count)
         heads_join(tensor_rows(x, e->range[k].first, e->range[k].count),
                    tensor_rows(packed, at, stream->context * e->range[k].count), a->heads);

@@ -28,10 +28,10 @@ double context_pairs(const ModelConfig *c, int tokens);
 /* The value of ContextWork.token_pairs. */
 double context_token_pairs(const ModelConfig *c, int ranks);
 
-/* Sorts d. Returns how many documents at its start skip the exchange: the number with the least
- * time,
+/* Chooses which documents skip the exchange: on each rank, those with the least work. Sorts d, so
+ * that these documents come first, and returns their number. The number gives the least time,
  *
  *     largest level + (pairs of all exchanged documents) / ranks + token_pairs * (most tokens that a rank exchanges)
  *
- * where on each rank the documents with the least work skip the exchange. Changes work. */
+ * Changes work. */
 int context_leave_out(OwnDocument *d, int count, ContextWork *work);

@@ -33,9 +33,9 @@ Tensor rows_buffer(const Stream *stream, Tensor t)
                                                             : own_rows(stream, t);
 }
 
-/* Makes the scale of t the scale of all ranks' tokens. The scale is computed from a maximum, and
- * grows with it; that maximum grows with the observed maximum. So the maximum over ranks of each of
- * these values is the value for all tokens. */
+/* Sets the scale of t to the scale for the tokens of all ranks. A rank's scale, and its scale_amax,
+ * grow with the largest value among its tokens. So the scale_amax (or else the scale) for all
+ * tokens is the maximum over ranks. */
 static void share_scale(Tensor t)
 {
     float *const x = t.scale_amax ? t.scale_amax : t.scale;

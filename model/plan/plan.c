@@ -21,7 +21,7 @@ static bool has_scales_of_step(const Stream *s)
 struct Planner {
     Arena *arena, *amaxes;
     Model *m;
-    Stream *stream; /* the stream to whose units the tensors belong */
+    Stream *stream; /* the stream of the unit that is planned */
     const ParamStore *store;
     bool transposes;
     int layer;
@@ -61,8 +61,8 @@ Tensor plan_own(Planner *p, Format f, int cols)
     return tensor_alloc(p->arena, f, p->rows, cols);
 }
 
-/* Whether tensors that forward leaves for backward belong to one block: true unless backward runs
- * the block's forward again. */
+/* Whether each block has its own memory for the tensors that forward leaves for backward. False if
+ * backward reruns the block's forward. */
 static bool leaves_own(const Planner *p)
 {
     return !keep_recomputes(p->keep) && !p->stream->forward_only;

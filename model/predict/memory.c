@@ -35,8 +35,11 @@ static int ranks_of(const Config *c)
 Mesh memory_mesh(const Config *c)
 {
     const Strategy *s = &c->strategy;
-    return mesh_of_tensor(ranks_of(c), pipeline_stages(s), s->shard_ranks, context_ranks(s),
-                          tensor_ranks(s));
+    Mesh m = mesh_of_tensor(ranks_of(c), pipeline_stages(s), s->shard_ranks, context_ranks(s),
+                            tensor_ranks(s));
+    if (s->wire != WIRE_NONE)
+        mesh_cut_at_hosts(&m, s->ranks_per_host);
+    return m;
 }
 
 /* CUDA's context and code, workspace of cuBLASLt, scratch of our kernels; with several ranks also
@@ -57,9 +60,9 @@ static double spare(const Config *c)
     return (tensor_ranks(&c->strategy) > 1 ? 3.3 : 3.0) * (1 << 30);
 }
 
-/* How many bytes the plan may take with whole gradients and kept weights: all of the device except
- * a reserve, but kept weights may only use memory that other programs leave free now. Used memory
- * up to the plan's size counts as this program's own. */
+/* How many bytes the plan may take if ranks keep unsharded gradients and gathered weights: the
+ * device's memory without a reserve, and without the memory that other programs use now. If no more
+ * than the reserve is in use, it counts as this program's own. */
 static double most_with_weights(const Config *c)
 {
     const double used = c->dry_run || c->device_memory > 0 ? 0 : (double)device_memory_used();
@@ -197,7 +200,8 @@ static void plan_with(Model *m, ParamStore *store, const Config *c, int stage, i
                  { comm_group_size(RANKS_SHARD), comm_group_rank(RANKS_SHARD),
                    strategy->grad_sum != SUM_OFTEN,
                    strategy->gathering == GATHER_ONCE ? unit_count(&c->model) : 0, .tile = tile,
-                   .tensor_ranks = tensor_ranks(strategy), .pipe = pipeline_of(c, stage) } };
+                   .tensor_ranks = tensor_ranks(strategy),
+                   .replicas = memory_mesh(c).size[MESH_REPLICA], .pipe = pipeline_of(c, stage) } };
     ShardChoice *p = &s.p;
     if (c->dry_run) { /* for ranks that may not exist: all have the same memory */
         p->shards = strategy->shard_ranks;

@@ -9,10 +9,10 @@ Mesh memory_mesh(const Config *c);
 
 /* Plans this rank's part of the run. If grad_sync_mode is not given, gradients are summed over
  * ranks once per step if the whole gradients leave 3 GiB of the device free (3.3 with tensor
- * ranks). Then gathered weights (on one rank: rounded or transposed weights) are kept for the whole
- * step unless the sharding strategy decides this: in as many units as leave the same memory free,
- * besides the memory of other programs. All ranks must call this. A dry run uses the configured
- * ranks and memory. */
+ * ranks). Unless the sharding strategy decides it, gathered weights (on one rank: rounded or
+ * transposed weights) are kept for the whole step in as many units as leave the same amount of
+ * memory free. Memory of other programs does not count as free. All ranks must call this. A dry run
+ * uses the configured ranks and memory. */
 void memory_plan(Model *m, ParamStore *store, const Config *c);
 
 /* memory_plan for a rank of this pipeline stage. */

@@ -69,7 +69,7 @@ double plan_time_speed(const Config *c, const StepTime *t)
 
 /* ---- what limits it -------------------------------------------------------------------------- */
 
-/* The use of time for which computation waits longest. */
+/* The use of time that delays computation longest. */
 static TimeUse longest(const StepTime *t)
 {
     TimeUse most = USE_CONTEXT;

@@ -5,7 +5,7 @@
 
 #include "kernels/runtime/error.h"
 
-/* Rates: FLOP/s of products, bytes/s, seconds, and shares. "chosen": fitted to measured steps
+/* Rates: FLOP/s of products, bytes/s, seconds, and shares. "fitted": to measured steps
  * (tests/history/2026-11-28-predicted-times.md); "CUPTI": measured on kernels inside steps
  * (2026-11-23-before-and-after.md in the same folder). */
 typedef enum {
@@ -16,7 +16,7 @@ typedef enum {
     RATE_ATTENTION_BACKWARD,
     RATE_MEMORY,  /* bytes of all operations except the operations of adapters */
     RATE_ADAPTER, /* bytes of operations of adapters */
-    /* share of the time of a GEMM's bytes that its products do not hide */
+    /* share of a GEMM's memory time that does not overlap with its products */
     RATE_EXPOSED,
     RATE_START,      /* time to start an operation */
     RATE_HOST,       /* copies between host and device */
@@ -26,26 +26,27 @@ typedef enum {
     RATE_SUM,        /* rings of sums inside a host */
     RATE_PEER,       /* messages between two GPUs */
     RATE_SUM_TAKES,  /* as RATE_HOST_TAKES, for sums */
+    RATE_CODES_TAKE, /* the same, for exchanges of gradients inside a host */
     RATE_NEAR,       /* time of one step of a ring inside a host */
     RATE_FAR,        /* time of one step of a ring between hosts */
     NUM_RATES
 } Rate;
 
 static const double rates[NUM_RATES] = {
-    [RATE_FP8] = 1395e12, /* chosen with 7B and 8B; 1,359 to 1,453 by CUPTI */
+    [RATE_FP8] = 1395e12, /* fitted to 7B and 8B; 1,359 to 1,453 by CUPTI */
     [RATE_BF16] = 715e12, /* CUPTI, the head's GEMMs */
     [RATE_F32] = 40e12,   /* not measured */
     /* time at 2 x 8192 minus time at 8 x 2048 tokens; 7 % less than the value by CUPTI */
     [RATE_ATTENTION] = 663e12,
     [RATE_ATTENTION_BACKWARD] = 544e12, /* time at 2 x 8192 minus time at 8 x 2048 tokens */
-    /* chosen; 3.6 by CUPTI on an H200, whose memory is faster */
+    /* fitted; 3.6 by CUPTI on an H200, whose memory is faster */
     [RATE_MEMORY] = 3.3e12,
-    [RATE_ADAPTER] = 2.0e12, /* chosen with adapters of 7B */
+    [RATE_ADAPTER] = 2.0e12, /* fitted to adapters of 7B */
     /* SwiGLU's backward adds 0.31 ms to the GEMM in whose kernel it is */
     [RATE_EXPOSED] = 0.5,
     [RATE_START] = 2.5e-6, /* idle time between kernels, CUPTI */
     [RATE_HOST] = 54.4e9,  /* pinned memory, PCIe 5 */
-    /* chosen with moments of 7B on the host: 13.9 GB in each direction in 0.42 s */
+    /* fitted to moments of 7B on the host: 13.9 GB in each direction in 0.42 s */
     [RATE_UPDATE] = 33e9,
     /* a loop of GEMMs loses 13 % while copies run in both directions */
     [RATE_HOST_TAKES] = 0.1,
@@ -54,8 +55,10 @@ static const double rates[NUM_RATES] = {
     [RATE_SUM] = 240e9,
     /* NCCL in a window, 192 and 256 MiB between two H200s */
     [RATE_PEER] = 340e9,
-    /* chosen with sums of every micro-batch on two H100s */
+    /* fitted to sums of every micro-batch on two H100s */
     [RATE_SUM_TAKES] = 1,
+    /* exchange in a window next to a GEMM: +0.458 ms for 0.401 ms (2026-11-28-exchanges.md) */
+    [RATE_CODES_TAKE] = 1.14,
     [RATE_NEAR] = 3e-6, /* not measured */
     [RATE_FAR] = 12e-6, /* not measured */
 };
@@ -85,7 +88,7 @@ static double products_per_second(const Event *e)
     return rate(e->bits == 8 ? RATE_FP8 : e->bits == 16 ? RATE_BF16 : RATE_F32);
 }
 
-/* A GEMM's products hide a part of the time for the bytes that it moves. */
+/* A GEMM moves a part of its bytes while it computes products. */
 static double device_seconds(const Event *e)
 {
     const double bytes = e->bytes * (e->flops > 0 && !is_attention(e) ? rate(RATE_EXPOSED) : 1);
@@ -96,7 +99,7 @@ static double device_seconds(const Event *e)
 
 /* ---- ranks ----------------------------------------------------------------------------------- */
 
-/* How many ranks of this rank's group g are on its host. */
+/* How many ranks of this rank's group g are on this rank's host. */
 static int neighbours_on_host(const Topology *p, Ranks g)
 {
     const int first = p->rank / p->gpus_per_host * p->gpus_per_host,
@@ -156,9 +159,12 @@ double rates_seconds(const Event *e, const Topology *p)
         return device_seconds(e);
     if (e->work == WORK_HOST)
         return rate(RATE_START) + e->bytes / rate(e->unit == UNIT_UPDATE ? RATE_UPDATE : RATE_HOST);
-    return e->what == SENT_EXCHANGES  ? exchange_seconds(e, p)
-           : e->what == SENT_MESSAGES ? message_seconds(e, p)
-                                      : ring_seconds(e, p);
+    switch (e->what) {
+    case SENT_EXCHANGES:
+    case SENT_CODES: return exchange_seconds(e, p);
+    case SENT_MESSAGES: return message_seconds(e, p);
+    default: return ring_seconds(e, p);
+    }
 }
 
 /* A sum between hosts waits for the network most of the time. */
@@ -170,5 +176,9 @@ double rates_taken(const Event *e, const Topology *p)
         return rate(RATE_HOST_TAKES) * rates_seconds(e, p);
     if (e->work == WORK_RANKS && (e->what == SENT_SCATTERED_SUMS || e->what == SENT_SUMS))
         return rate(RATE_SUM_TAKES) * e->bytes / rate(RATE_SUM);
+    if (e->work == WORK_RANKS && e->what == SENT_CODES)
+        return rate(RATE_CODES_TAKE) * e->bytes / rate(RATE_PEER);
+    if (strncmp(e->operation, "wire", 4) == 0)
+        return device_seconds(e);
     return 0;
 }

@@ -101,14 +101,17 @@ static bool copies_with_host(const Operation *o)
 
 static void count_traffic(Recorder *w, Event *e, const Operation *o)
 {
-    static const struct {
+    const struct {
         const char *name;
         Sent what;
     } names[] = {
-        { "comm_all_gather", SENT_GATHERS }, { "comm_reduce_scatter", SENT_SCATTERED_SUMS },
-        { "comm_all_reduce", SENT_SUMS },    { "comm_all_reduce_max", SENT_SUMS },
-        { "comm_exchange", SENT_EXCHANGES }, { "comm_send", SENT_MESSAGES },
+        { "comm_all_gather", SENT_GATHERS },
+        { "comm_reduce_scatter", SENT_SCATTERED_SUMS },
+        { "comm_all_reduce", SENT_SUMS },
+        { "comm_all_reduce_max", SENT_SUMS },
+        { "comm_send", SENT_MESSAGES },
         { "comm_receive", SENT_MESSAGES },
+        { "comm_exchange", comm_sent_as(o->ranks) },
     };
     size_t i = 0;
     while (strcmp(names[i].name, o->name) != 0)
@@ -117,7 +120,7 @@ static void count_traffic(Recorder *w, Event *e, const Operation *o)
      * first operand */
     const Access *a = &o->access[names[i].what == SENT_SCATTERED_SUMS ? o->count - 1 : 0];
     const size_t ranks = (size_t)comm_group_size(o->ranks),
-                 stays = names[i].what == SENT_EXCHANGES ? a->bytes / ranks : 0;
+                 stays = strcmp(o->name, "comm_exchange") == 0 ? a->bytes / ranks : 0;
     const size_t bytes = comm_ring_bytes(names[i].what, a->bytes - stays, (int)ranks);
     e->work = WORK_RANKS;
     e->what = names[i].what;

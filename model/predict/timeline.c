@@ -23,7 +23,7 @@ typedef struct {
     /* last: TimeUse of the last work on each queue. cause [marks]: TimeUse of the last work before
      * each mark */
     TimeUse last[NUM_QUEUES], *cause;
-    /* [events] for computation: time that work on other queues takes from it */
+    /* [events] for computation: seconds by which concurrent work on other queues slows it down */
     double *taken;
     Messages to[2]; /* messages to each Neighbour */
     /* busy: time in which the compute queue works */
@@ -42,7 +42,8 @@ static void open_stage(Stage *s, const Rehearsal *r, const Topology *topology, i
     s->mark = xcalloc((size_t)r->marks + 1, sizeof *s->mark);
     s->cause = xcalloc((size_t)r->marks + 1, sizeof *s->cause);
     s->taken = xcalloc((size_t)r->count + 1, sizeof *s->taken);
-    /* time that already queued work takes from the computation that is queued next */
+    /* seconds by which work that is queued before the next computation slows down this
+     * computation */
     double taken = 0;
     for (int i = 0; i < r->count; i++) {
         const Event *e = &r->event[i];

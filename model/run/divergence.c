@@ -51,6 +51,7 @@ static _Noreturn void end(Run *r, long step, const char *what, const char *advic
     checkpoint_finish();
     if (c->save_num_checkpoints_to_keep != 0)
         aside = checkpoint_set_aside(c, &r->store, &r->state, CHECKPOINT_FILE_BYTES);
+    error_set_status(STATUS_DIVERGED);
     die("step %ld: %s; %s%s%s. %s", step, what, folder_say_latest(c->save_folder),
         aside ? "; the state at the end of the run is saved in " : "", aside ? aside : "", advice);
 }

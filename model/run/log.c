@@ -23,8 +23,8 @@ struct Log {
     int world;
     Metrics metrics;
     double speed_of_light;
-    double *time;         /* ring of speed_window + 1 times in seconds, at which steps ended */
-    long steps;           /* number of steps that this process logged */
+    double *time; /* ring buffer: end times of the last speed_window + 1 steps, in seconds */
+    long steps;   /* number of steps that this process logged */
     double start, paused; /* time of the start in seconds; paused: time when log_pause was called */
     double *loss;         /* finite losses of this process's steps */
     long losses, capacity, first_step;
@@ -161,7 +161,8 @@ static void set_mix(json_t *o, const Config *c, const uint32_t *share, long step
     }
 }
 
-/* Adds the means over pairs, with TRL's names. prefix: "" or that of an evaluator. */
+/* Adds the means over pairs, with TRL's names. prefix: "", or the prefix of an evaluator's metrics.
+ * */
 static void set_pairs(json_t *o, const Config *c, const char *prefix, const double *sum)
 {
     static const struct {

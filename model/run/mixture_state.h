@@ -20,7 +20,7 @@ void mixture_continue(TrainState *now, const TrainState *then);
 void mixture_check(const Loader *l, long steps);
 
 /* Number of steps from the loader's position to the end of `epochs`, which is at most 1. An epoch
- * is all instances of the mixture since it last changed, until a source has no repetition left.
+ * of a mixture begins when the mixture last changed, and ends when a source has no repetition left.
  * `key`: the configuration's name of epochs. */
 long mixture_steps(const Config *c, const Loader *l, const char *key, double epochs);
 

@@ -16,9 +16,9 @@ typedef struct {
     double kurtosis, largest_channel;
 } OutlierStats;
 
-/* act (rows, F): a sample; most: the largest magnitude that the scale covers, or that occurs. Each
- * rank of the group has the same number of other channels. All ranks must call this; they get the
- * result for all channels. */
+/* act (rows, F): a sample; most: the largest magnitude that the scale covers, or that occurs. The
+ * ranks of the group `channels` have different channels, the same number each. All ranks must call
+ * this; they get the result for all channels. */
 OutlierStats outliers_measure(const double *act, size_t rows, size_t F, double most,
                               Ranks channels);
 

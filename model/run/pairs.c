@@ -99,7 +99,7 @@ WeighedRows pairs_rows(const Run *r, const Batch *b)
                           true };
 }
 
-/* The loss of equal models: of a pair whose log-probabilities are those of the reference. */
+/* The loss of a pair if the model equals the reference model. */
 static double loss_of_equals(const Preference *p)
 {
     return preference_loss(p->kind)->loss(0, 0, p).value;

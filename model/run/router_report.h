@@ -15,8 +15,8 @@ double *router_sums(const Stream *s);
  * of each expert, too, a list per block. NULL: on other ranks, and without sums. */
 json_t *router_report(const Stream *s, const double *sums, bool detailed);
 
-/* The model uses the bias of a checkpoint. Dies if the bias is that of another model; warns if the
- * checkpoint has a bias and the model has none. */
+/* Sets the model's router bias from a checkpoint. Dies if the number of values does not fit the
+ * model; warns if the checkpoint has a bias and the model uses none. */
 void router_load_bias(Stream *s, const TrainState *t, const char *folder);
 
 /* After an update: bias += bias_gamma sign(mean load - load) for each expert, with the loads of the

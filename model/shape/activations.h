@@ -2,7 +2,7 @@
  * BackwardScratch (buffers.h), the names of the memory that blocks share (overlay.h), and the lists
  * of what a tile of the MLP (tile.h) and decoding (decode.h) cut.
  *
- * The letters are those of buffers.h. Tensors that hold the same values in the same format are the
+ * buffers.h explains the letters. Tensors that hold the same values in the same format are the
  * same memory ("= x"). All blocks share the memory of tensors that backward recomputes, or needs
  * only for a moment ("shared"). "own": memory of one block. */
 #pragma once

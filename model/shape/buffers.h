@@ -391,8 +391,8 @@ static inline int mlp_rows(const Stream *s, Keep keep)
     return keep_recomputes(keep) ? s->tile : s->rows;
 }
 
-/* Rows of gate, up, SwiGLU and their gradients: those of the MLP or, with experts, of the
- * assignments of these tokens. */
+/* Number of rows of gate, up, SwiGLU and their gradients: one per token or, with experts, the rows
+ * of assignments of these tokens. */
 static inline int hidden_rows(int tokens, int experts, int top_k)
 {
     return experts > 0 ? routing_rows(tokens, experts, top_k) : tokens;

@@ -324,19 +324,19 @@ static size_t round_up(size_t n, size_t step)
     return (n + step - 1) / step * step;
 }
 
-bool param_comes_first(const UnitLayout *u, const Param *p)
+int param_class(const UnitLayout *u, const Param *p)
 {
-    return u->tensor_ranks > 1 ? p->tensor_ranks > 1 : !u->matrices_first || p->is_operand;
+    return 2 * (u->tensor_ranks > 1 && p->tensor_ranks == 1) +
+           (u->matrices_first && !p->is_operand);
 }
 
-/* Places the parameters that come first, or all other parameters, after the parameters that already
- * have offsets. */
-static void place_params(UnitLayout *u, bool first)
+/* Places the parameters of a class after the parameters that already have offsets. */
+static void place_params(UnitLayout *u, int number)
 {
     for (int i = 0; i < u->num_params; i++) {
         Param *p = &u->param[i];
         const bool groups = p->region == QUANTIZED && u->config->lora.base == BASE_NF4;
-        if (param_comes_first(u, p) != first)
+        if (param_class(u, p) != number)
             continue;
         p->offset = u->numel[p->region];
         p->gathered_at = u->computing[p->region];
@@ -350,10 +350,13 @@ void unit_lay_out(UnitLayout *u, int world)
 {
     memset(u->numel, 0, sizeof u->numel);
     memset(u->computing, 0, sizeof u->computing);
-    place_params(u, true);
-    u->matrices = u->matrices_first ? u->numel[TRAINED] : 0;
-    u->cut = u->numel[TRAINED];
-    place_params(u, false);
+    for (int i = 0; i < PARAM_CLASSES; i++) {
+        place_params(u, i);
+        if (i == 0)
+            u->matrices = u->matrices_first ? u->numel[TRAINED] : 0;
+        if (i == 1)
+            u->cut = u->numel[TRAINED];
+    }
     for (int r = 0; r < NUM_REGIONS; r++)
         u->numel[r] = round_up(u->numel[r], together(u, r) * (size_t)world);
 }

@@ -83,9 +83,10 @@ typedef struct {
     size_t numel[NUM_REGIONS];
     /* sizes in the computing format, without padding for W */
     size_t computing[NUM_REGIONS];
-    size_t first;        /* number of the unit's first element in the model */
-    bool matrices_first; /* in the region TRAINED, the matrices of layers come first */
-    size_t matrices;     /* number of elements of these matrices; 0 if matrices_first is false */
+    size_t first; /* number of the unit's first element in the model */
+    /* in the region TRAINED, the matrices of layers (with tensor ranks: that are cut) come first */
+    bool matrices_first;
+    size_t matrices; /* number of elements of these matrices; 0 if matrices_first is false */
     /* number of tensor ranks that compute the unit together; 1: each of them computes the whole
      * unit */
     int tensor_ranks;
@@ -102,17 +103,20 @@ void unit_shape(UnitLayout *u, const ModelConfig *c, int unit, int world);
 /* Frees `count` units of unit_shape, which are in malloc'ed memory. */
 void units_free(UnitLayout *u, int count);
 
-/* The number of elements that compute a token: of an expert, this share of its elements. */
+/* The number of elements that compute one token. An expert counts with the share of tokens that it
+ * computes: experts per token / experts. */
 double param_active(const UnitLayout *u, const Param *p);
 
 /* All items of the parameter whose first item is p, as one matrix without projections. */
 Param param_stack(const Param *p);
-/* An item's rows of the tensor of all items: its codes (transposed codes, too) and its scale. */
+/* The view of one item in the tensor of all items: its rows, with its own scale and transposed
+ * codes. */
 Tensor param_tensor(const UnitTensors *t, const Param *p);
 
-/* Whether the parameter is stored before the other parameters of the region: matrices with Muon;
- * with tensor ranks, parameters that are cut. */
-bool param_comes_first(const UnitLayout *u, const Param *p);
+/* The parameter's class in the order of a region, 0 to PARAM_CLASSES - 1. With tensor ranks,
+ * parameters that are cut come before all others; then, if u->matrices_first, matrices do. */
+enum { PARAM_CLASSES = 4 };
+int param_class(const UnitLayout *u, const Param *p);
 
 /* Lays out the regions again after changes of Param.region. */
 void unit_lay_out(UnitLayout *u, int world);
@@ -124,7 +128,8 @@ void unit_lay_out(UnitLayout *u, int world);
 void unit_check_size(const UnitLayout *u, int unit);
 
 /* Cuts the unit's parameters by their `split` among `ranks` tensor ranks, of which this one is
- * number `rank`, and lays out the regions for `world` shards. All parts of a cut must be equal. */
+ * number `rank`, and lays out the regions for `world` shards. The parts of all ranks must have
+ * equal sizes. */
 void unit_cut(UnitLayout *u, int ranks, int rank, int world);
 
 /* The parameter without tensor ranks: its whole rows, columns and parts. */
@@ -147,6 +152,6 @@ Nf4 param_nf4(const Param *p, const void *groups, bool plain);
 /* The number of groups of this matrix. */
 size_t param_nf4_groups(const Param *p);
 
-/* The output columns of a linear layer of block `layer` that have an adapter, without the adapter's
- * weights; num_projections 0: none. */
+/* Returns which projections of a linear layer of block `layer` have an adapter, and their columns
+ * in the layer's output. The weights are not set. num_projections 0: there is no adapter. */
 LoraMatrix adapter_projections(const ModelConfig *c, int layer, Linear linear);

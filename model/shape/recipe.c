@@ -3,8 +3,8 @@
  * and master weights in 16 bits. DIFFERS: in COAT the head is BF16, and scales are per micro-batch
  * (--format.head=bf16 --fp8.scales=microbatch). DIFFERS: FP8-LM's 16-bit formats are FP16, for
  * master weights with a scale per tensor; here they are BF16 with stochastic rounding of weights.
- * In FP8-LM, m has a scale per tensor, here per group of 128. FP8-LM sums gradients in FP8, this
- * program in BF16. */
+ * In FP8-LM, m has a scale per tensor, here per group of 128. FP8-LM sums gradients in FP8: see
+ * fsdp.grad_wire=fp8_lm and grad_wire.h. */
 #include "model/shape/recipe.h"
 
 #include <stdio.h>

@@ -182,7 +182,7 @@ int unit_of_head_matrix(const ModelConfig *c);
 enum { UNIT_NAME = 32 };
 const char *unit_name(const ModelConfig *c, int unit, char text[UNIT_NAME]);
 
-/* Adds a kind of units, *k, which must stay in memory, as number `at` of a model's sequence, before
- * the kind that had this number. Number 0 is the embedding's kind, the last is the head's. Before
- * main, kinds.c adds the kinds that every program has. Dies if there are too many kinds. */
+/* Registers the kind *k, which must stay in memory. at: its index in the order of kinds in a model;
+ * later kinds move up by one. The first kind is the embedding, the last is the head. kinds.c
+ * registers the kinds of every program before main. Dies if there are too many kinds. */
 void unit_kind_add(const UnitKind *k, int at);

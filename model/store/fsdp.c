@@ -10,12 +10,13 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/trace.h"
 #include "kernels/runtime/watchdog_marks.h"
+#include "model/store/grad_wire.h"
 #include "model/store/param_store_sizes.h"
 #include "model/store/quantized_weights.h"
 
 /* ---- weights --------------------------------------------------------------------------------- */
 
-/* Makes the unit's copies for one of `uses`, in the order of the plan. */
+/* Makes every copy of the unit that serves one of `uses`, in the order of the plan. */
 static void make_copies(const ParamStore *store, int u, int uses)
 {
     const UnitPlan *plan = &store->plan[u];
@@ -67,7 +68,7 @@ void fsdp_gather(ParamStore *store, int u, int uses)
     uses &= ~b->has;
     if (!uses)
         return;
-    /* without copies that overlap, a cast at the same time as GEMMs would only slow the GEMMs */
+    /* if nothing else is copied, a cast on another queue would only slow the GEMMs */
     if (store->overlaps)
         transfer_start(&b->gather, QUEUE_GATHER);
     trace_begin("gather", u);
@@ -129,11 +130,11 @@ static void start_from_zero(ParamStore *store, int u, void *data, bool all)
 {
     const UnitLayout *shape = &store->shape[u];
     size_t at = 0, first;
-    for (int pass = 0; pass < 2; pass++)
+    for (int class = 0; class < PARAM_CLASSES; class ++)
         for (int i = 0; i < shape->num_params; i++) {
             const Param p = param_stack(&shape->param[i]);
             Tensor *dw = &store->dunit[u].tensor[p.id];
-            if (param_comes_first(shape, &p) != (pass == 0) || p.item > 0)
+            if (param_class(shape, &p) != class || p.item > 0)
                 continue;
             dw->empty =
                 p.region == TRAINED && (all || shard_part(&store->shard[u], &p, &first) == 0);
@@ -169,8 +170,8 @@ UnitTensors *fsdp_grads(ParamStore *store, int u)
     return &store->dunit[u];
 }
 
-/* This rank's gradients of replicated parameters, of which each tensor rank has a copy: each rank
- * has computed a part of the sum. */
+/* This rank's gradients of replicated parameters. Every tensor rank has a copy of these parameters
+ * and has computed a part of their gradients' sum. */
 static Tensor copied_grads(const ParamStore *store, int u)
 {
     size_t first;
@@ -196,15 +197,19 @@ void fsdp_reduce(ParamStore *store, int u, bool last)
     transfer_begin(store->reduced, QUEUE_REDUCE);
     trace_begin("reduce", u);
     watchdog_mark_together("summing gradients", u);
-    if (reduces) {
+    if (reduces && grad_wire_has(store, u))
+        grad_wire_reduce(store, u);
+    else if (reduces)
         comm_reduce_scatter(store->shard[u].grad,
                             tensor_flat(s->elements, store->shape[u].numel[TRAINED]),
                             fsdp_group(store, u));
+    if (reduces)
         s->unit = -1;
-    }
     if (copied.data)
         comm_all_reduce(copied, RANKS_TENSOR);
-    if (replicas)
+    if (replicas && grad_wire_has(store, u))
+        grad_wire_sum_replicas(store, u);
+    else if (replicas)
         comm_all_reduce(store->shard[u].grad, RANKS_REPLICA);
     trace_end();
     transfer_end(store->reduced);
@@ -218,6 +223,7 @@ void fsdp_wait_grads(ParamStore *store)
 
 void fsdp_empty_grads(ParamStore *store)
 {
+    grad_wire_begin(store);
     for (int u = 0; u < store->num_units; u++) {
         GradBuffer *s = store->plan[u].grads;
         store->shard[u].grad.empty = true;

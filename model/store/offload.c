@@ -13,7 +13,8 @@
 struct BlockPass {
     int set, unit, slot[2];
     bool backward, leaves;
-    /* the pass whose save is fetched into this slot after this pass; -1: no save */
+    /* for each of the two slots: after this pass, the save of pass `comes` is fetched into the
+     * slot; -1: no save is fetched */
     int comes[2];
 };
 

@@ -9,6 +9,7 @@
 #include "kernels/runtime/error.h"
 #include "model/shape/trainable.h"
 #include "model/shape/units.h"
+#include "model/store/grad_wire.h"
 #include "model/store/param_store_sizes.h"
 
 /* ---- the steps of a weight ------------------------------------------------------------------- */
@@ -85,9 +86,9 @@ bool store_encodes(const ParamStore *store, int u, const Param *p)
     return p->region == TRAINED && p->is_operand && store_on_host(store, u, HOST_MASTER);
 }
 
-/* Whether a weight takes the same steps as in a shard group. Weights on the host are never views. A
- * slice of frozen weights is fetched and gathered, and on one rank its gather is a copy; trained
- * norms are copied once per step. */
+/* Whether the weight takes the steps of a shard group, even on one rank. This is so for weights on
+ * the host, because the device cannot use them in place: frozen weights are fetched and gathered
+ * (on one rank a copy), and trained norms are copied once per step. */
 static bool goes_as_sharded(const ParamStore *store, int u, const Param *p, const Step *alone)
 {
     if (fsdp_shards(store, u) > 1)
@@ -370,8 +371,8 @@ static void add_copy(UnitPlan *plan, Step step, const Param *p, int items, Tenso
     plan->made |= uses_of[step];
 }
 
-/* Whether one copy makes this step for the item p and for the item before p. Of slices, it does so
- * if this rank has all of both items. */
+/* Whether one copy makes this step for item p and for the item before it. A step on slices does so
+ * only if this rank holds both items completely. */
 static bool joins_previous(const ParamStore *store, int u, const Param *p, Step step)
 {
     const Shard *s = &store->shard[u];
@@ -513,6 +514,8 @@ void store_plan(ParamStore *store, Arena *a, const Config *c, ShardChoice p)
     store->tensor_rank = p.tensor_rank;
     store->plain_nf4 = c->model.lora.plain_nf4 || store->tensor_ranks > 1;
     store->sum_once = p.sum_once;
+    store->replicas = p.replicas > 1 ? p.replicas : 1;
+    store->wire = p.shards * store->replicas > 1 ? c->strategy.wire : WIRE_NONE;
     store->resident = p.resident;
     store->pipe = p.pipe.stages > 0 ? p.pipe : (Pipeline){ 1, 0, 1, PIPELINE_1F1B, 1 };
     store->forward_only = config_forward_only(c);
@@ -525,10 +528,12 @@ void store_plan(ParamStore *store, Arena *a, const Config *c, ShardChoice p)
         store->grad_buffer[i].elements = (Tensor){ 0 };
     }
     for (int u = 0; u < store->num_units; u++) {
-        store->shape[u].matrices_first = store->optimizer->orthogonalizes;
+        store->shape[u].matrices_first =
+            store->optimizer->orthogonalizes || store->wire != WIRE_NONE;
         if (store->shape[u].kind->is_layer && store->shape[u].tensor_ranks < store->tensor_ranks)
             unit_cut(&store->shape[u], store->tensor_ranks, store->tensor_rank, p.shards);
-        unit_lay_out(&store->shape[u], fsdp_shards(store, u));
+        unit_lay_out(&store->shape[u],
+                     fsdp_shards(store, u) * (store->wire != WIRE_NONE ? store->replicas : 1));
         unit_check_size(&store->shape[u], u);
         if (store->shape[u].numel[TRAINED] > 0 && u < store->first_trained)
             store->first_trained = u;
@@ -537,6 +542,7 @@ void store_plan(ParamStore *store, Arena *a, const Config *c, ShardChoice p)
     }
     place_buffers(store, a);
     place_small(store, a);
+    grad_wire_place(store);
     place_weights(store);
     for (int u = 0; u < store->num_units; u++)
         list_copies(store, u);
@@ -550,6 +556,8 @@ void store_alloc_gathered(ParamStore *store)
             device_host_alloc(store->host.used, "weights and the optimizer's states");
     if (store->shards * store->tensor_ranks > 1)
         store->gathered.memory = comm_alloc(store->gathered.used, FOR_WEIGHTS);
+    if (store->exchange.used > 0)
+        store->exchange.memory = comm_alloc(store->exchange.used, FOR_GRADIENTS);
 }
 
 void store_free(ParamStore *store)
@@ -563,6 +571,8 @@ void store_free(ParamStore *store)
     device_unmark(store->updated);
     if (store->gathered.memory)
         comm_free(store->gathered.memory);
+    if (store->exchange.memory)
+        comm_free(store->exchange.memory);
     if (store->host.memory)
         device_host_free(store->host.memory);
     units_free(store->shape, store->num_units);

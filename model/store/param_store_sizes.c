@@ -93,6 +93,7 @@ ShardChoice store_shard_choice(const ParamStore *store)
     ShardChoice p = { .shards = store->shards,
                       .rank = store->rank,
                       .sum_once = store->sum_once,
+                      .replicas = store->replicas,
                       .resident = store->resident,
                       .pipe = store->pipe,
                       .tensor_ranks = store->tensor_ranks,
@@ -198,7 +199,7 @@ size_t store_grad_bytes(const ParamStore *store)
     for (int i = 0; i < num_buffers(store); i++)
         bytes +=
             tensor_numel(store->grad_buffer[i].elements) * dtype_size(store->recipe.grads.dtype);
-    return bytes;
+    return bytes + store->exchange.used;
 }
 
 size_t store_state_bytes(const ParamStore *store)

@@ -22,8 +22,9 @@ int fsdp_shards(const ParamStore *store, int unit); /* size of this group */
 int fsdp_rank(const ParamStore *store, int unit);   /* this rank's number in this group */
 /* The ranks over which a unit of this rank can be sharded. */
 Ranks fsdp_all(const ParamStore *store);
-/* The replicated parameters, of which all tensor ranks have copies, in this rank's slice of
- * TRAINED. *first: their first element in the region. Returns the number of their elements. */
+/* The elements of replicated parameters in this rank's slice of TRAINED. Every tensor rank has a
+ * copy of these parameters. *first: their first element in the region. Returns the number of their
+ * elements. */
 size_t fsdp_copied(const ParamStore *store, int unit, size_t *first);
 /* Whether this rank's pipeline stage has the unit. */
 bool store_holds(const ParamStore *store, int unit);

@@ -61,7 +61,7 @@ typedef struct {
     Step step;
     int uses;
     const Param *param;
-    int items; /* number of items, of which `param` is the first, that `from` and `to` have */
+    int items; /* number of items in `from` and `to`; `param` is the first item */
     Tensor from, to;
 } Copy;
 
@@ -128,7 +128,8 @@ typedef struct {
     long updates;
     struct {
         long last, every, count;
-    } average; /* number of snapshots in the average, and the settings of the average */
+    } average;   /* number of snapshots in the average, and the settings of the average */
+    long raised; /* WIRE_FP8_LM: log2 of mu, in steps of 1 / GRAD_WIRE_STEPS (grad_wire.h) */
 } StateCounts;
 
 typedef struct {
@@ -175,6 +176,8 @@ typedef struct {
     /* number of tensor ranks, and this rank's number among them */
     int tensor_ranks, tensor_rank;
     bool sum_once; /* gradients are summed over ranks once per step */
+    int replicas;  /* number of copies of a stage */
+    Wire wire;     /* how ranks send gradients of matrices (grad_wire.h); WIRE_NONE: they do not */
 
     /* memory */
     /* whether memory is allocated. false: the functions of fsdp.h return views and move no data */
@@ -183,6 +186,14 @@ typedef struct {
     int resident;
     bool forward_only; /* the run makes no transposed copies */
     Arena gathered;    /* memory of the weight buffers, if shards > 1 */
+    /* memory for a unit's gradients as codes: messages to other ranks, and from them */
+    Arena exchange;
+    void *sent, *received;
+    /* WIRE_FP8_LM: (1, 4 per matrix of a unit) scales, and the number of values that were cut in this
+     * step, in device memory; and the number of all values that were encoded */
+    Tensor wire_scales;
+    uint64_t *wire_cut;
+    double wire_sent;
     /* [Hosted] n: units 0 .. n - 1 have these data on the host, if they have such data */
     int on_host[NUM_HOSTED];
     Arena host; /* pinned memory for all data on the host */
@@ -211,6 +222,7 @@ typedef struct {
     int tile;
     /* number of tensor ranks (0 means 1), and this rank's number among them */
     int tensor_ranks, tensor_rank;
+    int replicas;  /* number of copies of a stage (0 means 1) */
     Pipeline pipe; /* stages 0 means one stage */
 } ShardChoice;
 

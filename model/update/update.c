@@ -18,6 +18,7 @@
 #include "kernels/runtime/error.h"
 #include "kernels/runtime/trace.h"
 #include "kernels/runtime/transfer.h"
+#include "model/store/grad_wire.h"
 #include "model/store/param_store_sizes.h"
 #include "model/update/muon_step.h"
 
@@ -217,9 +218,9 @@ static Tensor elements(Tensor t, size_t first, size_t n)
     return t.data ? slice_view(&(Slice){ 0 }, t, first, n) : t;
 }
 
-/* Updates the elements. Random bits of stochastic rounding depend on the position of an element in
- * the whole parameter. If rows are cut, their buckets are `skip` elements apart in it. If a row
- * consists of several buckets, as q, k and v, each bucket has its own step. */
+/* Updates the elements. Stochastic rounding needs the position of each element in the whole
+ * parameter. If tensor ranks cut the columns, step.numbering gives the positions. If they cut the
+ * rows, as of q, k and v, each consecutive range of the parameter gets its own step. */
 static void step_runs(const ParamStore *store, StepParams step, const UpdateBucket *bucket)
 {
     const Param *p = bucket->param;
@@ -339,4 +340,5 @@ void optimizer_step(ParamStore *store, const Config *c, long step, double lr, do
         muon_step(store, c, &params);
     free(all.bucket);
     store_updated(store);
+    grad_wire_adapt(store);
 }
