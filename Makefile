@@ -205,7 +205,7 @@ LONG       = average_runs batch_warmup calibrate_runs checkpoint_async checkpoin
              traffic_ranks train trainable_ranks verify
 QUICK      = $(filter-out $(LONG:%=$B/tests/test_%),$(TESTS))
 SLOW_PY    = chat_messages chat_random convert_config generate_images golden_checkpoints image_features make_shards \
-             preference random_meshes random_runs rank_files terminal train_sbatch watch watch_browser
+             preference stored_values random_meshes random_runs rank_files terminal train_sbatch watch watch_browser
 QUICK_PY   = $(filter-out $(SLOW_PY:%=tests/test_%.py),$(wildcard tests/test_*.py))
 run-quick: $B/train $(QUICK)
 	@RANKS=2 bash scripts/run-tests $B "$(LAUNCH)" $(QUICK) $(QUICK_PY)

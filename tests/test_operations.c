@@ -362,6 +362,44 @@ static uint64_t call_gptq(bool watched)
     return hash;
 }
 
+/* The operations of soft labels, of a model whose own columns are the labels. */
+static uint64_t call_soft_labels(bool watched)
+{
+    enum { ROWS = 6, COLS = 48, K = 5 };
+    const Format f32 = { F32, 0 }, e5m2 = { E5M2, 0 };
+    const Distillation d = { false, 2, 1, 0.5f };
+    uint64_t hash = 0;
+    int targets[ROWS];
+    char *memory = device_alloc(8 << 10);
+    Arena a = { .memory = memory };
+    const Tensor logits = tensor_alloc(&a, f32, ROWS, COLS),
+                 codes = tensor_alloc(&a, e5m2, 16, COLS), losses = tensor_alloc(&a, f32, 3, ROWS),
+                 logps = tensor_alloc(&a, f32, ROWS, K), drawn = tensor_alloc(&a, f32, ROWS, K),
+                 tail = tensor_alloc(&a, f32, 1, ROWS);
+    int *target = arena_alloc(&a, ROWS * sizeof *target),
+        *column = arena_alloc(&a, ROWS * K * sizeof *column);
+    float *loss = losses.data;
+    CHECK(a.used <= 8 << 10, "%zu bytes", a.used);
+    for (int i = 0; i < ROWS; i++)
+        targets[i] = i == 2 ? -1 : 7 * i;
+    device_put(target, targets, sizeof targets);
+    init_normal(logits, 1, 3, 7, 0), init_constant(logps, 0.125f), init_constant(tail, 0.375f);
+    if (watched)
+        open_eye(memory, a.used);
+    row_entropy(loss + 2 * ROWS, logits, target, COLS, 2);
+    draw_columns(column, drawn.data, logits, target, COLS, 2, K, 1);
+    top_columns(column, drawn.data, logits, target, COLS, 2, K);
+    const SoftLabels labels = { K, column, logps.data, tail.data };
+    distill(codes, 4, logits, loss, loss + ROWS, target, labels, d, COLS, 1);
+    distill(logits, 0, logits, loss, loss + ROWS, target, labels, d, COLS, 1);
+    if (watched)
+        close_eye();
+    add_tensor(&hash, logits), add_tensor(&hash, codes), add_tensor(&hash, losses);
+    add_tensor(&hash, drawn), add(&hash, column, ROWS * K * sizeof *column);
+    device_free(memory);
+    return hash;
+}
+
 /* Operations that no training step calls, but that back ends and saving call. */
 static uint64_t call_others(bool watched)
 {
@@ -420,6 +458,7 @@ TEST(test_all_seen)
 {
     assert_true(call_others(true) == call_others(false));
     assert_true(call_gptq(true) == call_gptq(false));
+    assert_true(call_soft_labels(true) == call_soft_labels(false));
     assert_string_equal(eye.problem, "");
     for (int i = 0; i < NUM_OPERATIONS; i++)
         if (!eye.is_seen[i] && strncmp(names[i], "comm_", 5) != 0)
