@@ -194,7 +194,10 @@ TEST(test_reload_old)
         { "\ngenerate: ", "\nscore: null\ngenerate: " },
         { "\nsave_folder: ",
           "\npreference:\n  loss: none\n  beta: null\n  gamma: null\n  label_smoothing: 0\n"
-          "  sft_weight: null\n  reference: null\nsave_folder: " },
+          "  sft_weight: null\n  reference: null\n"
+          "distill:\n  loss: none\n  targets: null\n  temperature: 1\n  ce_weight: 0\n"
+          "policy:\n  loss: none\n  denominator: null\n  constant: 512\n  clip_low: null\n"
+          "  clip_high: null\n  importance_max: 3\n  beta: 0\nsave_folder: " },
         { "\nparallelism:", "\n  grad_wire: null\nparallelism:" },
         { "\n  adjust_lr: ", "\n  adjust_lr_fn: " },
         { "\nnetwork: ", "\ninternode_gb_per_s: " },
