@@ -191,7 +191,7 @@ TEST(test_reload_old)
           "  router_aux_loss: micro_batch\n  router_aux_loss_coef: 0.01\n  router_z_loss_coef: 0\n"
           "  bias_gamma: null\n  max_sequence_length: " },
         { "\nloss_chunk: ", "\nloss_temperature: 1\nloss_chunk: " },
-        { "\ngenerate: ", "\nscore: null\ngenerate: " },
+        { "\ngenerate: ", "\nscore: null\ntop_k: null\ntop_k_by: rank\ngenerate: " },
         { "\nsave_folder: ",
           "\npreference:\n  loss: none\n  beta: null\n  gamma: null\n  label_smoothing: 0\n"
           "  sft_weight: null\n  reference: null\n"
