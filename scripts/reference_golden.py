@@ -352,12 +352,13 @@ def save_adapters(network, folder, single=None):
     if single:
         config |= single | {"target_parameters": None, "rank_pattern": {}, "alpha_pattern": {}}
         save_file({n: x.contiguous() for n, x in of_experts(load_file(weights), single["r"]).items()}, weights, {"format": "pt"})
-    for key in ("target_modules", "target_parameters"):
-        if isinstance(config[key], list):
-            config[key].sort()
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(config, file, indent=2)
-        file.write("\n")
+    lists = [config[key] for key in ("target_modules", "target_parameters") if isinstance(config[key], list)]
+    for names in lists:
+        names.sort()
+    if lists:
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(config, file, indent=2)
+            file.write("\n")
 
 
 def check_loading(folder, base, batch, logits):
