@@ -7,9 +7,9 @@
 
 A work is a name of the list (--list) or, in quotes, a configuration with options, optionally after "NAME: ". The first two steps
 choose algorithms and are not measured. The table shows tokens/s of a GPU, memory as the driver counts it, and from NVML the mean
-power and clock of the GPUs and tokens per joule. Two programs run in the order A B A B; a second table shows their ratios, as means
-of pairs +- standard error. --kernel-times also traces a run of four steps and prints the time of each kernel in the last two
-(in_step.py).
+power and clock of the GPUs and tokens per joule. With experts it also shows the largest part that one expert has in the work of all
+experts of a block. Two programs run in the order A B A B; a second table shows their ratios, as means of pairs +- standard error.
+--kernel-times also traces a run of four steps and prints the time of each kernel in the last two (in_step.py).
 """
 import argparse, array, collections, ctypes, math, os, random, re, shlex, statistics, subprocess, sys, time
 
@@ -18,8 +18,13 @@ import errors, in_step, metrics
 SEVEN = "configs/Llama-2-7B.yaml --model.max_sequence_length={} --device_train_microbatch_size={} --global_train_batch_size={}"
 EIGHT = "configs/Llama-3-8B.yaml --model.max_sequence_length={} --device_train_microbatch_size={} --global_train_batch_size={}" \
         " --data.generate_doc_lengths=false"
+# With init_std 0.02, attention adds the same to all tokens, so most tokens get the same experts. With small weights the token
+# decides: experts have about as many tokens each, or, of the file `skewed`, about in proportion to 1/(i + 8).
+BY_TOKEN = " --model.init_std=0.0002"
+OLMOE = "configs/OLMoE-1B-7B.yaml --global_train_batch_size=4 --device_memory=79" + BY_TOKEN
+SKEWED = " --data.paths=[{skewed}]"
 THIRTY = "configs/Qwen3-30B-A3B-lora.yaml --load_path=null --data.label_mask_paths=[] --data.packing=concat " \
-         "--data.document_boundaries=eos --data.generate_doc_lengths=false --device_memory={} "
+         "--data.document_boundaries=eos --data.generate_doc_lengths=false --device_memory={}" + BY_TOKEN
 ONE = " --global_train_batch_size=2"            # of the works 30B, a step has one micro-batch, or four in pretraining
 PRETRAIN = " --recipe=coat --lora.rank=null --format.master=null --format.moment1=null --format.moment2=null" \
            " --device_train_microbatch_size=4 --global_train_batch_size=16 --model.n_layers={}"
@@ -32,9 +37,13 @@ WORK = {        # number of ranks, and arguments; a step has 131,072 tokens per 
     "8B-128k": (1, EIGHT.format(131072, 1, 1) + " --recipe=coat-lean --activations.keep=block"),
     "30B-lora": (1, THIRTY.format(79) + ONE),
     "30B-lora-experts": (1, THIRTY.format(79) + ONE + " --lora.base=nf4 --lora.target_modules=all-linear"),
+    "30B-lora-skewed": (1, THIRTY.format(79) + ONE + SKEWED),
+    "30B-lora-experts-skewed": (1, THIRTY.format(79) + ONE + " --lora.base=nf4 --lora.target_modules=all-linear" + SKEWED),
     "30B-lora-24GB": (1, THIRTY.format(23) + ONE + " --lora.base=nf4 --device_train_microbatch_size=1"),
     "30B-7-layers": (1, THIRTY.format(79) + PRETRAIN.format(7)),
     "30B-13-layers": (1, THIRTY.format(79) + PRETRAIN.format(13)),
+    "OLMoE": (1, OLMOE),
+    "OLMoE-skewed": (1, OLMOE + SKEWED),
     "7B-fsdp": (2, SEVEN.format(2048, 8, 128) + " --recipe=coat --fsdp.sharding_strategy=FULL_SHARD"),
 }
 TOKENS, VOCABULARY, EOS = 1 << 21, 32000, 2
@@ -43,14 +52,14 @@ TRACED = 4              # steps of a run under CUPTI, of which the last two are 
 SHOWN = ("step ", "model", "memory", "  activations", "shards", "recipe", "  keep", "packing", "error", "kernel_times")
 
 Work = collections.namedtuple("Work", "name ranks arguments")
-Result = collections.namedtuple("Result", "speed memory watts clock per_joule")
-COLUMNS = ("tokens/s per GPU", "GiB", "W", "SM MHz", "tokens/J")
+Result = collections.namedtuple("Result", "speed memory watts clock per_joule share")
+COLUMNS = ("tokens/s per GPU", "GiB", "W", "SM MHz", "tokens/J", "busiest expert")
 
 
 def write_tokens(folder):
-    """Writes two files of uint16 tokens, always the same: one without documents, and one with documents of 350 - 350 ln u
-    tokens, at most 4096."""
-    paths = {name: os.path.join(folder, name + ".npy") for name in ("tokens", "documents")}
+    """Writes three files of uint16 tokens, always the same: one without documents, one with documents of 350 - 350 ln u tokens, at
+    most 4096, and one in which 16 tokens are frequent."""
+    paths = {name: os.path.join(folder, name + ".npy") for name in ("tokens", "documents", "skewed")}
     if all(os.path.exists(path) and os.path.getsize(path) == 2 * TOKENS for path in paths.values()):
         return paths
     draw = random.Random(1)
@@ -62,6 +71,10 @@ def write_tokens(folder):
         tokens[at] = EOS
     with open(paths["documents"], "wb") as file:
         tokens.tofile(file)
+    # Token i brings its 8 of 128 experts from the smallest load, 1/136, to that of 1/(8 i + 12). A third of the tokens is random.
+    frequent = draw.choices(draw.sample(range(EOS + 1, VOCABULARY), 16), [1 / (8 * i + 12) - 1 / 136 for i in range(16)], k=TOKENS)
+    with open(paths["skewed"], "wb") as file:
+        array.array("H", (x if draw.random() < 2 / 3 else draw.randrange(EOS + 1, VOCABULARY) for x in frequent)).tofile(file)
     return paths
 
 
@@ -83,7 +96,8 @@ def measure(folder, ranks):
         return sum(n * x for n, x in known) / sum(n for n, _ in known) if known else math.nan
 
     watts = mean("system/gpu_power_watts")
-    return Result(speed, last["System/Peak GPU Memory (MB)"] * 1e6 / 2**30, watts, mean("system/gpu_sm_clock_mhz"), speed / watts)
+    return Result(speed, last["System/Peak GPU Memory (MB)"] * 1e6 / 2**30, watts, mean("system/gpu_sm_clock_mhz"), speed / watts,
+                  last.get("router/largest_share", math.nan))
 
 
 def run(options, train, work, steps, times=None):
@@ -129,7 +143,7 @@ def trace(options, train, work, name):
 
 
 def row(work, program, result):
-    cells = [format(x, form) for x, form in zip(result, (",.0f", ".1f", ".0f", ".0f", ".2f"))]
+    cells = [format(x, form) for x, form in zip(result, (",.0f", ".1f", ".0f", ".0f", ".2f", ".4f"))]
     return f"| {work.name} | {program} | " + " | ".join("-" if cell == "nan" else cell for cell in cells) + " |"
 
 

@@ -15,7 +15,8 @@ NAME-aux of a model with experts: the same weights and batch, with output_router
     ...                        the same; loss, losses and gradients with the auxiliary loss, times router_aux_loss_coef
     aux_loss ()                the auxiliary loss itself
 lora/NAME, saved by PEFT, with random A and B and, where modules_to_save names it, another projector than the base's
-    tokens, ..., losses        the same; gradients are those of what is trained, under the names of adapter_model.safetensors
+    tokens, ..., losses        the same; gradients are those of what is trained, under the names of adapter_model.safetensors,
+                               or of single experts
     trained.<tensor>           values of the trained tensor after the steps
     merged.<tensor>            first and last row of each matrix that training changes, after merge_and_unload of the random ones
 muon/NAME.safetensors, with Muon for the matrices of the blocks and AdamW for all else
@@ -41,8 +42,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.models.olmoe.modeling_olmoe import load_balancing_loss_func
 
-from reference_models import (IMAGE_TOKEN, MODELS, PROJECTOR, ROWS, config_of, features_of, forward, has_experts, in_files, load,
-                              make_batch, make_network, outputs, seed_of)
+from reference_models import (EXPERT_ADAPTERS, IMAGE_TOKEN, MODELS, PROJECTOR, ROWS, config_of, features_of, forward, has_experts,
+                              in_files, load, make_batch, make_network, outputs, seed_of)
 
 STEPS = 8
 LR, BETA1, BETA2, EPS, DECAY, CLIP = 1e-2, 0.9, 0.95, 1e-5, 0.1, 1.0
@@ -307,56 +308,108 @@ def add_adapters(network, settings, seed):
             if PROJECTOR in name:
                 p.add_(0.3 * noise * (p.shape[1] ** -0.5 if p.dim() == 2 else 1))
             else:
-                p.copy_(noise * (p.shape[1] ** -0.5 if "lora_A" in name else 0.5 * p.shape[1] ** -0.5 / scale))
+                x = noise * (p.shape[1] ** -0.5 if "lora_A" in name else 0.5 * r ** -0.5 / scale)
+                p.copy_(torch.where(own_ranks(name, p, r), x, 0))
     assert trained(network).keys() == peft.utils.get_peft_model_state_dict(network).keys()
     return network
 
 
-def save_adapters(network, folder):
-    """Saves adapters as PEFT does, but without the model card, and with target_modules as a list in a fixed order; PEFT has a
-    set."""
+def own_ranks(name, p, r):
+    """Whether an element may differ from 0. PEFT joins the ranks of gate and of up of each expert, but in B each of the two has
+    only its own ranks."""
+    if ".experts.base_layer.lora_B" not in name:
+        return torch.tensor(True)
+    rank = torch.arange(p.shape[1]) // (p.shape[1] // (2 * r))      # columns are ranks x experts
+    return torch.arange(p.shape[0])[:, None] // (p.shape[0] // 2) == rank // r
+
+
+def of_experts(tensors, r):
+    """Adapters by the names of single experts. PEFT stores those of all experts of a block in one tensor: A is (experts x ranks,
+    in), and B is (out, ranks x experts). The ranks of gate_up_proj (base_layer) are first those of gate, then those of up."""
+    found = {}
+    for name, x in tensors.items():
+        place, experts, rest = name.partition(".experts.")
+        if not experts:
+            found[name] = x
+            continue
+        modules = STACKED["gate_up_proj" if "base_layer" in rest else "down_proj"]
+        ranks = len(modules) * r
+        each = x.unflatten(0, (-1, ranks)) if "lora_A" in rest else x.unflatten(1, (ranks, -1)).permute(2, 0, 1)
+        for i, module in enumerate(modules):
+            own = each[:, i * r:(i + 1) * r] if "lora_A" in rest else each.chunk(len(modules), 1)[i][..., i * r:(i + 1) * r]
+            found |= {f"{place}{experts}{expert}.{module}.{rest.removeprefix('base_layer.')}": y for expert, y in enumerate(own)}
+    return found
+
+
+def save_adapters(network, folder, single=None):
+    """Saves adapters as PEFT does, but without the model card, and with names of modules as lists in a fixed order; PEFT has sets.
+    single: the settings with which adapters of experts are saved by the names of single experts."""
     network.save_pretrained(folder)
     os.remove(f"{folder}/README.md")
-    path = f"{folder}/adapter_config.json"
+    path, weights = f"{folder}/adapter_config.json", f"{folder}/adapter_model.safetensors"
     with open(path, encoding="utf-8") as file:
         config = json.load(file)
-    if isinstance(config["target_modules"], list):
-        config["target_modules"].sort()
+    if single:
+        config |= single | {"target_parameters": None, "rank_pattern": {}, "alpha_pattern": {}}
+        save_file({n: x.contiguous() for n, x in of_experts(load_file(weights), single["r"]).items()}, weights, {"format": "pt"})
+    lists = [config[key] for key in ("target_modules", "target_parameters") if isinstance(config[key], list)]
+    for names in lists:
+        names.sort()
+    if lists:
         with open(path, "w", encoding="utf-8") as file:
             json.dump(config, file, indent=2)
             file.write("\n")
 
 
+def check_loading(folder, base, batch, logits):
+    """Asserts that PEFT loads the adapters from the folder."""
+    import peft
+    with torch.no_grad():
+        off = (forward(peft.PeftModel.from_pretrained(load(base), folder).eval(), batch) - logits).abs().max().item()
+    assert off < 1e-5, f"PEFT loads other adapters from {folder}: logits are off by {off:.2g}"
+
+
 def write_adapted(name, root):
-    model, batch = MODELS[name], load_file(f"{root}/{name}/golden.safetensors")
-    base = load(f"{root}/{name}")
-    weights = {n: w.clone() for n, w in base.state_dict().items()}
+    if name in EXPERT_ADAPTERS:
+        model, settings, seed, single = EXPERT_ADAPTERS[name]
+    else:
+        model, settings, single = name, MODELS[name].adapters, False
+        seed = (2000 if MODELS[name].images else 1000) + seed_of(name)
+    batch, base, r = load_file(f"{root}/{model}/golden.safetensors"), load(f"{root}/{model}"), settings["r"]
+    weights = by_expert({n: w.clone() for n, w in base.state_dict().items()})
     with torch.no_grad():
         assert (forward(base, batch) - batch["logits"]).abs().max() < 1e-4, "the base computes something else"
-    network = add_adapters(base, model.adapters, (2000 if model.images else 1000) + seed_of(name))
+    network = add_adapters(base, settings, seed)
     check_parameters(network, batch, trained(network).items(), 1e-2)
     gaps = record_gaps(base)
     start = {n: p.detach().clone() for n, p in trained(network).items()}
+    for n, p in trained(network).items():
+        if ".experts.base_layer.lora_B" in n:
+            p.register_hook(lambda grad, n=n: grad * own_ranks(n, grad, r))
 
     logits = forward(network, batch)
     loss = mean_loss(logits, batch["targets"])
     loss.backward()
     out = {n: batch[n] for n in ("tokens", "targets", "adamw", "features") if n in batch}
-    out |= {"logits": logits.detach(), "loss": loss.detach()} | {"grad." + n: p.grad.clone() for n, p in trained(network).items()}
+    grads = of_experts({n: p.grad.clone() for n, p in trained(network).items()}, r)
+    assert all(x.abs().max() > 0 for x in grads.values()), "an idle expert; take another seed"
+    out |= {"logits": logits.detach(), "loss": loss.detach()} | {"grad." + n: x for n, x in grads.items()}
     out["losses"] = train(network, batch, trained(network).values(), adamw(parameter_groups(list(trained(network).items()))))
-    out |= smallest(gaps) | {"trained." + n: p.detach().clone() for n, p in trained(network).items()}
+    after = of_experts({n: p.detach().clone() for n, p in trained(network).items()}, r)
+    out |= smallest(gaps) | {"trained." + n: x for n, x in after.items()}
     with torch.no_grad():
         for n, p in trained(network).items():
             p.copy_(start[n])
     folder = f"{root}/lora/{name}"
-    save_adapters(network, folder)
-    merged = network.merge_and_unload().state_dict()
+    save_adapters(network, folder, settings if single else None)
+    check_loading(folder, f"{root}/{model}", batch, logits)
+    merged = by_expert(network.merge_and_unload().state_dict())
     changed = [n for n in weights if weights[n].dim() == 2 and not torch.equal(merged[n], weights[n])]
     save(out | {"merged." + in_files(n): merged[n][[0, -1]] for n in changed}, folder, name)
 
 
 def write_adapters(root):
-    for name in MODELS:
+    for name in (*MODELS, *EXPERT_ADAPTERS):
         write_adapted(name, root)
 
 

@@ -157,6 +157,13 @@ MODELS = {
                               Images(SIGLIP, "full", [1, 1])),
 }
 
+# adapters of experts: the model, settings of peft.LoraConfig, a seed, and whether they are saved with one tensor for each matrix of
+# each expert, as ./train writes them, or as PEFT does: with one tensor for all experts of a block, gate and up joined
+EXPERT_ADAPTERS = {
+    "olmoe-experts": ("olmoe", dict(r=16, lora_alpha=8, target_modules=ALL), 6, True),
+    "qwen3-moe-experts": ("qwen3-moe", dict(r=16, lora_alpha=24, target_modules=ALL[4:]), 2, False),
+}
+
 
 def seed_of(name):
     """By default the model's number among the text models, or among the models with images."""

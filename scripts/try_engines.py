@@ -20,6 +20,7 @@ vendor/llama.cpp of the source archive of llama-cpp-python. llama-perplexity com
 import argparse
 import base64
 import contextlib
+import functools
 import json
 import math
 import os
@@ -43,23 +44,30 @@ LAYOUTS = {"bf16": ["bf16"], "f16": ["f16"], "fp8": ["fp8"], "fp8-block": ["fp8"
            "fp8-deepseek": ["fp8", "--layout=fp8"], "fp8-trained": ["fp8", "--scales=trained"], "int8": ["int8"],
            "int8-bitsandbytes": ["int8", "--layout=bitsandbytes"], "int4": ["int4"], "int4-gptq": ["int4"], "int4-32": ["int4", "--group=32"],
            "nf4": ["nf4"]}
+# adapters: the model, and settings of ./train. PEFT and vLLM read those of experts, too
+ADAPTERS = {"llama-lora": ("llama", {"rank": 8}),
+            "qwen3-moe-lora": ("qwen3-moe", {"rank": 8, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}),
+            "qwen3-moe-lora-experts": ("qwen3-moe", {"rank": 16})}
 
 
 # ---- what ./train writes -------------------------------------------------------------------------------------------------------
+
+def exports():
+    """(model, layout): all layouts of llama, two of each other model."""
+    return [(name, layout) for name in MODELS for layout in (LAYOUTS if name == "llama" else ("fp8", "int8"))]
+
 
 def items(root):
     """(name, title of the row, folder, format, adapters or None) of every model and export that exists."""
     for name in MODELS:
         yield name, "checkpoint", f"{root}/{name}/run/latest", "f32", None
-    for layout in LAYOUTS:
-        yield f"llama-{layout}", f"export {layout}", f"{root}/llama/{layout}", "bf16" if layout in ("bf16", "f16") else "coded", None
-    for name in MODELS:
-        for layout in () if name == "llama" else ("fp8", "int8"):
-            yield f"{name}-{layout}", f"export {layout}", f"{root}/{name}/{layout}", "coded", None
+    for name, layout in exports():
+        yield f"{name}-{layout}", f"export {layout}", f"{root}/{name}/{layout}", "bf16" if layout in ("bf16", "f16") else "coded", None
     yield "llama-coat", "checkpoint of the recipe coat", f"{root}/llama-coat/run/latest", "bf16", None
-    yield "llama-lora", "adapters", f"{root}/llama/run/latest", "f32", f"{root}/llama-lora/run/latest"
+    for name, (base, _) in ADAPTERS.items():
+        yield name, "adapters", f"{root}/{base}/run/latest", "f32", f"{root}/{name}/run/latest"
+        yield f"{name}-merged", "merged adapters", f"{root}/{name}/merged", "f32", None
     yield "llama-moved", "adapters, base moved", f"{root}/llama-moved/after", "f32", f"{root}/llama-moved/run/latest"
-    yield "llama-merged", "merged adapters", f"{root}/llama-lora/merged", "f32", None
 
 
 def chosen(args):
@@ -68,61 +76,68 @@ def chosen(args):
             yield item
 
 
-def make_lora(args, llama):
-    """Adapters on llama, merged adapters, and adapters whose base was moved after the run."""
-    root, program = args.root, args.train
-    more = {"lora": {"rank": 8}, "optimizer": {"learning_rate": 5e-3}, "data": {"paths": [f"{root}/val.npy"]}, "max_duration": 20}
-    folder = engine_models.train(program, root, "llama-lora", None, load_path=llama, **more)
-    keep(args, "llama-lora", folder, "f32")
-    run([program, f"--export={folder}", f"{root}/llama-lora/merged", "--dtype=f32"])
-    keep(args, "llama-merged", f"{root}/llama-lora/merged", "f32")
-    base = f"{root}/llama-moved/before"
-    shutil.copytree(llama, base)
-    folder = engine_models.train(program, root, "llama-moved", None, load_path=base, **more)
-    os.rename(base, f"{root}/llama-moved/after")
-    keep(args, "llama-moved", folder, "f32", [f"--lora.base_path={root}/llama-moved/after"])
+def make_model(args, name):
+    keep(args, name, engine_models.train(args.train, args.root, name, MODELS[name]), "f32")
+
+
+def train_adapters(args, name, lora, base):
+    return engine_models.train(args.train, args.root, name, None, load_path=base, lora=lora, optimizer={"learning_rate": 5e-3},
+                               data={"paths": [f"{args.root}/val.npy"]}, max_duration=20)
+
+
+def make_adapters(args, name):
+    """Adapters, and the same merged."""
+    base, lora = ADAPTERS[name]
+    folder = train_adapters(args, name, lora, os.path.realpath(f"{args.root}/{base}/run/latest"))
+    keep(args, name, folder, "f32")
+    run([args.train, f"--export={folder}", f"{args.root}/{name}/merged", "--dtype=f32"])
+    keep(args, f"{name}-merged", f"{args.root}/{name}/merged", "f32")
+
+
+def make_moved(args):
+    """Adapters whose base was moved after the run."""
+    name = "llama-moved"
+    before, after = f"{args.root}/{name}/before", f"{args.root}/{name}/after"
+    shutil.copytree(os.path.realpath(f"{args.root}/llama/run/latest"), before)
+    folder = train_adapters(args, name, ADAPTERS["llama-lora"][1], before)
+    os.rename(before, after)
+    keep(args, name, folder, "f32", [f"--lora.base_path={after}"])
+
+
+def make_coat(args):
+    folder = engine_models.train(args.train, args.root, "llama-coat", None, "coat", max_duration=20, reset_trainer_state=True,
+                                 reset_optimizer_state=True, load_path=os.path.realpath(f"{args.root}/llama/run/latest"))
+    keep(args, name, folder, "bf16")
 
 
 def keep(args, name, folder, recipe, more=()):
     save(f"{args.root}/{name}.json", engine_models.ours(args.train, args.root, os.path.realpath(folder), recipe, more))
 
 
-def make_exports(args, name, layouts):
-    root = args.root
-    for layout in layouts:
-        folder = f"{root}/{name}/{layout}"
-        if os.path.exists(f"{root}/{name}-{layout}.json"):
-            continue
-        shutil.rmtree(folder, ignore_errors=True)
-        options = LAYOUTS[layout]
-        more = [f"--calibration=[{root}/train.npy]", "--calibration_sequences=16"] if layout == "int4-gptq" else []
-        source = os.path.realpath(f"{root}/{'llama-coat' if layout == 'fp8-trained' else name}/run/latest")
-        run([args.train, f"--export={source}", folder, f"--dtype={options[0]}", *options[1:], *more])
-        keep(args, f"{name}-{layout}", folder, "bf16")
+def make_export(args, name, layout):
+    folder, options = f"{args.root}/{name}/{layout}", LAYOUTS[layout]
+    shutil.rmtree(folder, ignore_errors=True)
+    more = [f"--calibration=[{args.root}/train.npy]", "--calibration_sequences=16"] if layout == "int4-gptq" else []
+    source = os.path.realpath(f"{args.root}/{'llama-coat' if layout == 'fp8-trained' else name}/run/latest")
+    run([args.train, f"--export={source}", folder, f"--dtype={options[0]}", *options[1:], *more])
+    keep(args, f"{name}-{layout}", folder, "bf16")
 
 
 def make(args):
-    root, program = args.root, args.train
+    """Makes all models, adapters and exports, or those that args.names has; leaves out what exists."""
+    root = args.root
     if not os.path.exists(f"{root}/tokenizer"):
         os.makedirs(root, exist_ok=True)
         engine_models.make_data(root)
-    for name, model in MODELS.items():
-        if not os.path.exists(f"{root}/{name}.json"):
-            keep(args, name, engine_models.train(program, root, name, model), "f32")
-    llama = os.path.realpath(f"{root}/llama/run/latest")
-    if not os.path.exists(f"{root}/llama-coat.json"):
-        folder = engine_models.train(program, root, "llama-coat", None, "coat", max_duration=20, load_path=llama,
-                                     reset_trainer_state=True, reset_optimizer_state=True)
-        keep(args, "llama-coat", folder, "bf16")
-    make_exports(args, "llama", LAYOUTS)
-    if not os.path.exists(f"{root}/llama-moved.json"):
-        make_lora(args, llama)
-    for name, make_one in {"chat": engine_models.make_chat, "llava": engine_models.make_llava}.items():
-        if not os.path.exists(f"{root}/{name}/run/latest"):
-            make_one(program, root)
-    for name in MODELS:
-        if name != "llama":
-            make_exports(args, name, ("fp8", "int8"))
+    work = {name: functools.partial(make_model, name=name) for name in MODELS}
+    work |= {"llama-coat": make_coat, **{name: functools.partial(make_adapters, name=name) for name in ADAPTERS},
+             "llama-moved": make_moved, "chat": lambda args: engine_models.make_chat(args.train, root),
+             "llava": lambda args: engine_models.make_llava(args.train, root)}
+    work |= {f"{name}-{layout}": functools.partial(make_export, name=name, layout=layout) for name, layout in exports()}
+    for name, make_one in work.items():
+        done = f"{root}/{name}/run/latest" if name in ("chat", "llava") else f"{root}/{name}.json"
+        if (not args.names or name in args.names) and not os.path.exists(done):
+            make_one(args)
 
 
 # ---- comparing -----------------------------------------------------------------------------------------------------------------
@@ -216,7 +231,7 @@ def with_vllm(args):
         return -sum(next(iter(one.values())).logprob for one in out.prompt_logprobs[1:]) / (TEXT - 1)
 
     def answer(folder, form, adapters):
-        more = {"enable_lora": True, "max_lora_rank": 8, "max_logprobs": engine_models.VOCAB} if adapters else {}
+        more = {"enable_lora": True, "max_lora_rank": 16, "max_logprobs": engine_models.VOCAB} if adapters else {}
         llm = vllm.LLM(model=folder, enforce_eager=True, dtype="float32" if form == "f32" else "bfloat16",
                        max_model_len=LENGTH + 1, **more)       # vLLM always generates at least one token, which is not used
         lora = {"lora_request": LoRARequest("ours", 1, adapters)} if adapters else {}

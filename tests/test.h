@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-static struct CMUnitTest all_tests[64];
+static struct CMUnitTest all_tests[80];
 static size_t num_tests;
 
 static inline void add_test(const char *name, CMUnitTestFunction function, void *state)

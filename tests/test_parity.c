@@ -29,6 +29,7 @@
 #include "model/checkpoint/checkpoint.h"
 #include "model/checkpoint/load.h"
 #include "model/checkpoint/safetensors.h"
+#include "model/checkpoint/weight_files.h"
 #include "model/update/muon_step.h"
 #include "model/update/update.h"
 #include "tests/test.h"
@@ -272,16 +273,16 @@ static void check_training(Setup *s, const char *losses)
 }
 
 /* Returns the error of a trained tensor relative to its change, as root mean squares. */
-static double change_error(const Setup *s, const SafeFile *start, int unit, const HfTensor *t)
+static double change_error(const Setup *s, const WeightFiles *start, int unit, const HfTensor *t)
 {
     char name[128];
     const size_t n = t->rows * t->cols;
-    const SafeTensor *first = safetensors_find(start, stored_name(t));
+    const Found first = safetensors_find_in(start->file, start->count, stored_name(t));
     float *now = malloc(4 * n), *before = malloc(4 * n);
     snprintf(name, sizeof name, "trained.%.111s", stored_name(t));
     float *expected = recorded(s, name, "F32", n);
-    assert_true(first && first->end - first->begin == 4 * n);
-    safetensors_read(start, before, first, 0, 4 * n);
+    assert_true(first.tensor && first.tensor->end - first.tensor->begin == 4 * n);
+    safetensors_read(first.file, before, first.tensor, 0, 4 * n);
     device_get(now,
                (float *)s->store.shard[unit].slice[TRAINED].stored.data +
                    hf_first(&s->store.shape[unit], t),
@@ -298,14 +299,14 @@ static double change_error(const Setup *s, const SafeFile *start, int unit, cons
 static void check_adapters(const Setup *s)
 {
     char path[300];
-    snprintf(path, sizeof path, "tests/golden/%s/adapter_model.safetensors", s->name);
-    SafeFile *start = safetensors_open(path);
+    snprintf(path, sizeof path, "tests/golden/%s", s->name);
+    WeightFiles start = weight_files_open_adapter(path);
     for (int u = 0; u < s->store.num_units; u++) {
         int count;
         HfTensor *tensor = hf_tensors(&s->config.model, &s->store.shape[u], u, &count);
         for (int i = 0; i < count; i++) {
             const double off = tensor[i].adapter || tensor[i].with_adapter
-                                   ? change_error(s, start, u, &tensor[i])
+                                   ? change_error(s, &start, u, &tensor[i])
                                    : 0;
             if (!(off <= 4e-3))
                 fail_msg("%s, %s after %d steps: off by %.2g of its change", s->name,
@@ -313,7 +314,7 @@ static void check_adapters(const Setup *s)
         }
         free(tensor);
     }
-    safetensors_close(start);
+    weight_files_close(&start);
 }
 
 /* Compares --export of base and adapters with merge_and_unload: first and last row of each matrix.
@@ -489,6 +490,8 @@ int main(void)
     TEXT_MODELS(LORA_PARITY)
     EXPERT_MODELS(PARITY)
     EXPERT_MODELS(LORA_PARITY)
+    LORA_PARITY("olmoe-experts")
+    LORA_PARITY("qwen3-moe-experts")
     PARITY("olmoe-aux")
     PARITY("qwen3-moe-aux")
     PARITY("qwen3-moe-dense-aux")
