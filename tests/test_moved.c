@@ -87,7 +87,7 @@ TEST(test_back_to_elsewhere)
         shell("cd %s/run && mkdir ../big && mv step4 ../big && %s", folder, moves[i]);
         expect_status(
             alone("--max_duration=8 --load_path=%s/big/step4 --save_folder=%s/run", folder, folder),
-            1);
+            STATUS_INPUT);
         expect_output("--save_overwrite goes back");
         expect_status(
             alone("%s --stop_at=4 --load_path=%s/big/step4 --save_folder=%s/run --save_overwrite",
@@ -128,7 +128,7 @@ TEST(test_begun_anew)
                             "--model.max_sequence_length=2048 --global_train_batch_size=1 "
                             "--device_train_microbatch_size=1",
                             folder, folder, with),
-                      1);
+                      STATUS_INPUT);
         expect_output("is 65535, but the vocabulary has 1000 ids");
         expect_output("there is no checkpoint in");
         shell("cd %s/run && test ! -e latest && test -z \"$(ls -d step* 2>/dev/null)\"", folder);
@@ -149,7 +149,7 @@ TEST(test_own_folder)
         expect_status(alone("--max_duration=8 --load_path=%s/run/step4 %s --save_folder=%s/run "
                             "--save_overwrite",
                             folder, with[i], folder),
-                      1);
+                      STATUS_INPUT);
         expect_output(i == 0 ? "a save_folder of its own" : "a save_folder of their own");
     }
     expect_run("run", 6, "step2 step4 step6");
