@@ -103,8 +103,10 @@ TEST(test_other_operand)
         transpose.rows = t.cols, transpose.cols = t.rows;
         t.data_t = transpose.data_t = NULL;
         fsdp_gather(&r.store, 1, FOR_FORWARD);
+        fsdp_acquire(&r.store, 1);
         const double *w = values(t);
         fsdp_gather(&r.store, 1, FOR_BACKWARD);
+        fsdp_acquire(&r.store, 1);
         const double *wt = values(transpose);
         double most = 0;
         for (int n = 0; n < t.rows * t.cols; n++)
@@ -302,6 +304,8 @@ static void check_part(Run *whole, Run *part)
     for (int u = 1; u <= whole->config.model.n_layers; u++) {
         fsdp_gather(&whole->store, u, FOR_FORWARD);
         fsdp_gather(&part->store, u, FOR_FORWARD);
+        fsdp_acquire(&whole->store, u);
+        fsdp_acquire(&part->store, u);
         for (int i = 0; i < part->store.shape[u].num_params; i++) {
             const Param *p = &part->store.shape[u].param[i];
             Tensor w = part->store.unit[u].tensor[p->id], all = whole->store.unit[u].tensor[p->id];
