@@ -29,6 +29,12 @@ static inline const char *save_base(SmallModel a)
     return save_model(&m);
 }
 
+/* Each tensor of an expert's adapter has a multiple of 256 elements. */
+static inline int adapter_rank(SmallModel a)
+{
+    return a < OLMOE ? RANK : 16;
+}
+
 /* Opens a run with adapters of scale 2 on the model in the folder `base`. plain: NF4 without double
  * quantization. */
 static inline void open_adapted_to(Run *r, SmallModel a, const char *base, const bool *target,
@@ -38,8 +44,8 @@ static inline void open_adapted_to(Run *r, SmallModel a, const char *base, const
     *r = (Run){ 0 };
     model_config(&r->config, &m, recipe, 1);
     Lora *l = &r->config.model.lora;
-    *l = (Lora){ .rank = RANK,
-                 .alpha = 2 * RANK,
+    *l = (Lora){ .rank = adapter_rank(a),
+                 .alpha = 2 * adapter_rank(a),
                  .base = stored,
                  .plain_nf4 = plain,
                  .base_path = (char *)base };
@@ -64,16 +70,40 @@ static const struct {
     { "down_proj", "mlp" },
 };
 
-static inline void module_shape(int *out, int *in, const ModelConfig *m, int module)
+/* A matrix of a block: module i, or, from LORA_GATE on, a module of expert (i - LORA_GATE) / 3. */
+typedef struct {
+    int module, out, in;
+    const char *path; /* without ".weight"; valid until release() */
+} Adapted;
+
+static inline int num_matrices(const ModelConfig *m, int layer)
 {
-    const int C = m->d_model, q = m->n_heads * m->head_dim, kv = m->n_kv_heads * m->head_dim,
-              F = m->mlp_width;
-    const int shape[NUM_LORA_MODULES][2] = { { q, C }, { kv, C }, { kv, C }, { C, q },
-                                             { F, C }, { F, C },  { C, F } };
-    *out = shape[module][0];
-    *in = shape[module][1];
+    const int experts = layer_experts(m, layer);
+    return LORA_GATE + (NUM_LORA_MODULES - LORA_GATE) * (experts > 0 ? experts : 1);
 }
 
+static inline Adapted matrix_of(const ModelConfig *m, int layer, int i)
+{
+    const int C = m->d_model, q = m->n_heads * m->head_dim, kv = m->n_kv_heads * m->head_dim,
+              F = layer_mlp_width(m, layer);
+    const int shape[NUM_LORA_MODULES][2] = { { q, C }, { kv, C }, { kv, C }, { C, q },
+                                             { F, C }, { F, C },  { C, F } };
+    const int modules = NUM_LORA_MODULES - LORA_GATE,
+              module = i < LORA_GATE ? i : LORA_GATE + (i - LORA_GATE) % modules;
+    const char *expert = i >= LORA_GATE && layer_experts(m, layer) > 0
+                             ? lasting(text("experts.%d.", (i - LORA_GATE) / modules))
+                             : "";
+    return (Adapted){ module, shape[module][0], shape[module][1],
+                      lasting(text("model.layers.%d.%s.%s%s", layer, module_rows[module].group,
+                                   expert, module_rows[module].name)) };
+}
+
+static inline const char *tensor_of(const char *path, char matrix)
+{
+    return text("base_model.model.%s.lora_%c.weight", path, matrix);
+}
+
+/* of a model without experts */
 static inline const char *adapter_name(int layer, int module, char matrix)
 {
     return text("base_model.model.model.layers.%d.%s.%s.lora_%c.weight", layer,

@@ -8,6 +8,7 @@
 #include "model/checkpoint/layout.h"
 #include "model/checkpoint/load.h"
 #include "model/checkpoint/save.h"
+#include "model/checkpoint/weight_files.h"
 #include "model/evaluate/evaluate.h"
 #include "model/run/log.h"
 #include "tests/fuzz_model.h"
@@ -98,6 +99,21 @@ static void read_weights(void)
 {
     TrainState s;
     checkpoint_load(in_folder("step1"), &model.config, &model.store, &s, false);
+}
+
+/* Reads all tensors of adapters, after those of all experts of a block were divided. */
+static void read_stacked(void)
+{
+    WeightFiles s = weight_files_open_adapter(now->folder);
+    for (int i = 0; i < s.count; i++)
+        for (int t = 0; t < s.file[i]->count; t++) {
+            const SafeTensor *x = &s.file[i]->tensor[t];
+            char *data = xmalloc(x->end - x->begin);
+            demand(safetensors_find(s.file[i], x->name), "a tensor is not found by its name");
+            safetensors_read(s.file[i], data, x, 0, x->end - x->begin);
+            free(data);
+        }
+    weight_files_close(&s);
 }
 
 /* The manifest gets the actual size of the file, so that loading opens the file. */
@@ -457,6 +473,18 @@ Kind kinds[] = {
         "}",
         "[",
         "]" } },
+    { "stacked",
+      "adapter_model.safetensors",
+      read_stacked,
+      false,
+      { "\"F32\"", "\"BF16\"", "\"F64\"", "[0,0]", "[1,4]", "[12]", "[]", "{", "}", ".experts.lora_A.weight",
+        ".experts.lora_B.weight", ".experts.base_layer.lora_A.weight", ".experts.base_layer.lora_B.weight", ".0.gate_proj" } },
+    { "stacked-joined",
+      "adapter_model.safetensors",
+      read_stacked,
+      false,
+      { "\"F32\"", "\"BF16\"", "\"F64\"", "[0,0]", "[1,4]", "[12]", "[]", "{", "}", ".experts.lora_A.weight",
+        ".experts.lora_B.weight", ".experts.base_layer.lora_A.weight", ".experts.base_layer.lora_B.weight", ".0.gate_proj" } },
     { "trainer",
       "step1/trainer.json",
       read_checkpoint,

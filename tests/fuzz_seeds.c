@@ -7,6 +7,7 @@
 #include "model/checkpoint/layout.h"
 #include "tests/fuzz_codes.h"
 #include "tests/fuzz_model.h"
+#include "tests/stacked_file.h"
 #include "tests/try_config.h"
 
 static void add_seed(Kind *k, Input in)
@@ -88,6 +89,20 @@ static void seed_adapter(Kind *k)
                 "\"lora_alpha\": 2, "
                 "\"init_lora_weights\": true, \"target_modules\": [\"model.layers.0.mlp.up_proj\", "
                 "\"1.mlp.up_proj\"]}");
+}
+
+/* Adapters of all experts of a block in one tensor; those of gate and up are joined, or share A. */
+static void seed_stacked(Kind *k)
+{
+    const bool joined = strcmp(k->name, "stacked-joined") == 0;
+    const char *config =
+        joined ? "{\"r\": 2, \"rank_pattern\": {\"gate_up_proj\": 4}}" : "{\"r\": 2}";
+    const Input in = { (char *)config, strlen(config) };
+    input_write(&in, text("%s/adapter_config.json", k->folder));
+    SafeFile *f = write_stacked(text("%s/%s", k->folder, k->file), joined ? 2 * R : R,
+                                joined ? off_block : NULL);
+    add_seed(k, input_read(f->path));
+    safetensors_close(f);
 }
 
 /* Each kind has its own checkpoint; one file of it is the input. */
@@ -202,6 +217,8 @@ static void seed_kind(Kind *k)
         { "yaml", seed_yaml },
         { "hf", seed_hf },
         { "adapter", seed_adapter },
+        { "stacked", seed_stacked },
+        { "stacked-joined", seed_stacked },
         { "shard2", seed_tokens },
         { "shard4", seed_tokens },
         { "mask", seed_tokens },

@@ -11,7 +11,7 @@
 /* ---- the product ----------------------------------------------------------------------------- */
 
 /* Any range of a matrix of several blocks of columns, compared with sums in double. F32 sums of
- * RANK + 1 products and W have errors below (RANK + 4) roundings of the sum of magnitudes. */
+ * rank + 1 products and W have errors below (rank + 4) roundings of the sum of magnitudes. */
 static double product(double *magnitude, const float *w, const float *a, const float *b, int rank,
                       int in, size_t i)
 {
@@ -76,11 +76,11 @@ static double half_step(double x, bool narrow)
 }
 
 static void check_matrix(const char *name, const float *found, const float *w, const float *a,
-                         const float *b, int in, size_t n, bool narrow)
+                         const float *b, int rank, int in, size_t n, bool narrow)
 {
     for (size_t i = 0; i < n; i++) {
-        double all, expected = product(&all, w, a, b, RANK, in, i),
-                    bound = half_step(expected, narrow) + (RANK + 4) * U24 * all;
+        double all, expected = product(&all, w, a, b, rank, in, i),
+                    bound = half_step(expected, narrow) + (rank + 4) * U24 * all;
         if (!(fabs(found[i] - expected) <= bound))
             fail_msg("%s[%zu]: %.9g, expected %.9g", name, i, (double)found[i], expected);
     }
@@ -104,20 +104,19 @@ static void check_export(const char *out, const char *base, const char *folder,
         float *found = values_in(merged, name, n), *w = values_in(from, name, n);
         assert_true(f->tensor[i].dims == t->dims && f->tensor[i].shape[0] == t->shape[0]);
         assert_string_equal(f->tensor[i].dtype, narrow ? "BF16" : "F32");
+        int layer, rank = m->lora.rank;
         bool matrix = false;
-        for (int k = 0; k < NUM_LORA_MODULES * m->n_layers; k++) {
-            const int layer = k / NUM_LORA_MODULES, module = k % NUM_LORA_MODULES;
-            int rows, cols;
-            if (!m->lora.target[module] ||
-                strcmp(name, text("model.layers.%d.%s.%s.weight", layer, module_rows[module].group,
-                                  module_rows[module].name)) != 0)
+        const int numbers =
+            sscanf(name, "model.layers.%d.", &layer) == 1 ? num_matrices(m, layer) : 0;
+        for (int k = 0; k < numbers && !matrix; k++) {
+            const Adapted of = matrix_of(m, layer, k);
+            if (!m->lora.target[of.module] || strcmp(name, text("%s.weight", of.path)) != 0)
                 continue;
-            module_shape(&rows, &cols, m, module);
             check_matrix(
                 name, found, w,
-                values_in(adapters, adapter_name(layer, module, 'A'), (size_t)RANK * (size_t)cols),
-                values_in(adapters, adapter_name(layer, module, 'B'), (size_t)rows * RANK), cols, n,
-                narrow);
+                values_in(adapters, tensor_of(of.path, 'A'), (size_t)rank * (size_t)of.in),
+                values_in(adapters, tensor_of(of.path, 'B'), (size_t)of.out * (size_t)rank), rank,
+                of.in, n, narrow);
             matrix = true;
             joined++;
         }
@@ -137,10 +136,10 @@ TEST(test_architectures)
     static const bool some[NUM_LORA_MODULES] = {
         [LORA_K] = true, [LORA_GATE] = true, [LORA_DOWN] = true
     };
-    for (SmallModel a = 0; a < OLMOE; a++) { /* experts have no adapters */
+    for (SmallModel a = 0; a <= QWEN3_MOE; a++) {
         const char *base = save_base(a);
         Run r;
-        open_adapted(&r, a, base, a % 2 ? some : all_modules, BASE_AS_FROZEN, "f32");
+        open_adapted(&r, a, base, a % 2 && a < OLMOE ? some : all_modules, BASE_AS_FROZEN, "f32");
         fill_adapters(&r);
         save(&r, LAST_STEP);
         const char *out = lasting(text("%s/out", r.config.save_folder)),

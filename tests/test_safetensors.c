@@ -6,6 +6,7 @@
 #include "model/checkpoint/coded_source.h"
 #include "model/checkpoint/safetensors.h"
 #include "model/checkpoint/stacked_adapters.h"
+#include "tests/stacked_file.h"
 #include "tests/test.h"
 #include "tests/saved.h"
 
@@ -140,8 +141,6 @@ TEST(test_many_names)
 
 /* ---- adapters of all experts as one tensor --------------------------------------------------- */
 
-enum { EXPERTS = 3, R = 2, WIDTH = 4, HIDDEN = 5 };
-
 static float *read_all(const SafeFile *f, const char *name, size_t n)
 {
     const SafeTensor *t = safetensors_find(f, name);
@@ -150,46 +149,6 @@ static float *read_all(const SafeFile *f, const char *name, size_t n)
     float *x = keep(n * sizeof *x);
     safetensors_read(f, x, t, 0, n * sizeof *x);
     return x;
-}
-
-/* Adds a tensor of whole numbers. */
-static void put_numbers(SafeFile *f, const char *name, size_t rows, size_t cols,
-                        bool (*is_zero)(size_t, size_t))
-{
-    float *x = keep(rows * cols * sizeof *x);
-    for (size_t i = 0; i < rows * cols; i++)
-        x[i] = is_zero && is_zero(i / cols, i % cols) ? 0 : (float)(i * 37 % 11) - 5;
-    assert_true(safetensors_write(f, safetensors_find(f, name), 0, x, rows * cols * sizeof *x));
-}
-
-static bool off_block(size_t row, size_t column)
-{
-    return row / HIDDEN != column / EXPERTS / R;
-}
-
-#define STACKED "layers.0.mlp.experts."
-
-/* ranks: of an expert's joined adapter of gate and up. */
-static SafeFile *write_stacked(size_t ranks, bool (*is_zero)(size_t, size_t))
-{
-    const struct {
-        const char *name;
-        size_t rows, cols;
-    } tensors[] = { { STACKED "base_layer.lora_A.weight", ranks * EXPERTS, WIDTH },
-                    { STACKED "base_layer.lora_B.weight", 2 * HIDDEN, ranks * EXPERTS },
-                    { STACKED "lora_A.weight", R * EXPERTS, HIDDEN },
-                    { STACKED "lora_B.weight", WIDTH, R * EXPERTS },
-                    { "q_proj.lora_A.weight", R, WIDTH } };
-    SafeFile *f = safetensors_new(text("%s/stacked.safetensors", root));
-    for (int i = 0; i < 5; i++)
-        safetensors_add(f, tensors[i].name, "F32", 2,
-                        (size_t[]){ tensors[i].rows, tensors[i].cols });
-    safetensors_lay_out(f);
-    safetensors_create(f);
-    for (int i = 0; i < 5; i++)
-        put_numbers(f, tensors[i].name, tensors[i].rows, tensors[i].cols, i == 1 ? is_zero : NULL);
-    safetensors_close(f);
-    return safetensors_open(text("%s/stacked.safetensors", root));
 }
 
 /* The product of an expert's B and A, by PEFT's definition: A is (E, ranks, cols), and B is
@@ -222,7 +181,8 @@ TEST(test_stacked_adapters)
 {
     for (int fused = 0; fused < 2; fused++) {
         const size_t ranks = R * (fused ? 2 : 1);
-        SafeFile *f = write_stacked(ranks, fused ? off_block : NULL);
+        SafeFile *f =
+            write_stacked(text("%s/stacked.safetensors", root), ranks, fused ? off_block : NULL);
         const float *a = read_all(f, STACKED "base_layer.lora_A.weight", ranks * EXPERTS * WIDTH),
                     *b = read_all(f, STACKED "base_layer.lora_B.weight",
                                   2 * HIDDEN * ranks * EXPERTS),
@@ -241,7 +201,7 @@ TEST(test_stacked_adapters)
         safetensors_close(f);
         release();
     }
-    SafeFile *f = write_stacked(2 * R, NULL);
+    SafeFile *f = write_stacked(text("%s/stacked.safetensors", root), 2 * R, NULL);
     DIES("base_layer.lora_B.weight connects gate_proj with the ranks of up_proj",
          stacked_adapters(f, R, true));
     DIES("lora_A.weight is 12 x 4 of F32; expected a multiple of 5", stacked_adapters(f, 5, false));
