@@ -26,7 +26,7 @@ rm -rf $logs
 mkdir -p $logs
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export GOLDEN_DIR=build/golden BUILD=build/cuda LAUNCH="${MPIRUN:-mpirun --oversubscribe --bind-to none}"
-kernel_tests="kernels head attention rope kernel_gradients fp8 fp8_operations fp8_ranges fp8_rope lora lora_added nf4 moments"
+kernel_tests="kernels head distill attention rope kernel_gradients fp8 fp8_operations fp8_ranges fp8_rope lora lora_added nf4 moments"
 kernel_tests="$kernel_tests optimizer adamw8bit muon finite router experts experts_swiglu"
 gpus=$(nvidia-smi -L | grep -c '^GPU')
 works=(7B 7B-lean 8B 7B-documents 8B-32k 8B-128k)

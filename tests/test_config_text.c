@@ -191,10 +191,13 @@ TEST(test_reload_old)
           "  router_aux_loss: micro_batch\n  router_aux_loss_coef: 0.01\n  router_z_loss_coef: 0\n"
           "  bias_gamma: null\n  max_sequence_length: " },
         { "\nloss_chunk: ", "\nloss_temperature: 1\nloss_chunk: " },
-        { "\ngenerate: ", "\nscore: null\ngenerate: " },
+        { "\ngenerate: ", "\nscore: null\ntop_k: null\ntop_k_by: rank\ngenerate: " },
         { "\nsave_folder: ",
           "\npreference:\n  loss: none\n  beta: null\n  gamma: null\n  label_smoothing: 0\n"
-          "  sft_weight: null\n  reference: null\nsave_folder: " },
+          "  sft_weight: null\n  reference: null\ndistill:\n  loss: none\n  targets: null\n"
+          "  temperature: 1\n  ce_weight: 0\npolicy:\n  loss: none\n  denominator: null\n"
+          "  constant: 512\n  clip_low: null\n  clip_high: null\n  importance_max: 3\n  beta: 0\n"
+          "save_folder: " },
         { "\nparallelism:", "\n  grad_wire: null\nparallelism:" },
         { "\n  adjust_lr: ", "\n  adjust_lr_fn: " },
         { "\nnetwork: ", "\ninternode_gb_per_s: " },
