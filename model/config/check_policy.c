@@ -33,8 +33,8 @@ void check_policy(Reader *r)
     Policy *p = &r->s->c.policy;
     const PolicyDefaults *d = policy_defaults(p->kind);
     if (!d) {
-        if (reader_given(r, "policy.denominator") || reader_given(r, "policy.beta") ||
-            reader_given(r, "policy.clip_low") || reader_given(r, "policy.clip_high"))
+        if (reader_given(r, "policy.denominator") || reader_given(r, "policy.clip_low") ||
+            reader_given(r, "policy.clip_high"))
             reader_note(r, "policy.* (policy.loss is none)");
         return;
     }
