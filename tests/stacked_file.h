@@ -9,13 +9,13 @@ enum { EXPERTS = 3, R = 2, WIDTH = 4, HIDDEN = 5 };
 
 /* Adds a tensor of whole numbers. */
 static inline void put_numbers(SafeFile *f, const char *name, size_t rows, size_t cols,
-                        bool (*is_zero)(size_t, size_t))
+                               bool (*is_zero)(size_t, size_t))
 {
     float *x = malloc(rows * cols * sizeof *x);
     for (size_t i = 0; i < rows * cols; i++)
         x[i] = is_zero && is_zero(i / cols, i % cols) ? 0 : (float)(i * 37 % 11) - 5;
-    CHECK(safetensors_write(f, safetensors_find(f, name), 0, x, rows * cols * sizeof *x),
-          "%s", f->problem);
+    CHECK(safetensors_write(f, safetensors_find(f, name), 0, x, rows * cols * sizeof *x), "%s",
+          f->problem);
     free(x);
 }
 
@@ -28,7 +28,8 @@ static inline bool off_block(size_t row, size_t column)
 #define STACKED "layers.0.mlp.experts."
 
 /* Writes the file, and opens it. ranks: of an expert's joined adapter of gate and up. */
-static inline SafeFile *write_stacked(const char *path, size_t ranks, bool (*is_zero)(size_t, size_t))
+static inline SafeFile *write_stacked(const char *path, size_t ranks,
+                                      bool (*is_zero)(size_t, size_t))
 {
     const struct {
         const char *name;

@@ -135,6 +135,57 @@ TEST(test_measured)
     }
 }
 
+/* ---- steps that others published -------------------------------------------------------------- */
+
+#define NETWORK "--device_memory=4000 --internode_gb_per_s=50 "
+#define MPT_13B \
+    NETWORK "--recipe=bf16 --format.grads=bf16 --model.max_sequence_length=2048 " \
+            "--activations.keep=block " SHAPE_13B
+#define TORCHTITAN \
+    NETWORK "--format.grads=f32 --model.max_sequence_length=8192 --activations.keep=inputs "
+
+/* How much slower each GPU is in a larger run, by tokens/s of other programs on hosts of 8 H100s or
+ * H200s: tests/history/2026-11-30-published-steps.md. */
+static const struct {
+    const char *yaml, *arguments;
+    int each; /* sequences of a GPU */
+    int few, more;
+    double measured[2];
+} published[] = {
+    { LLAMA_3, TORCHTITAN "--recipe=bf16", 2, 8, 128, { 6667, 6514 } },
+    { LLAMA_3, TORCHTITAN "--recipe=fp8", 2, 8, 128, { 8532, 8380 } },
+    { LLAMA_3, TORCHTITAN "--recipe=fp8", 2, 32, 64, { 10938, 10753 } },
+    { LLAMA_2, MPT_13B, 16, 128, 256, { 5080, 4989 } },
+    { LLAMA_2, MPT_13B, 16, 128, 512, { 5080, 4952 } },
+};
+
+static double speed_of_ranks(size_t row, int ranks)
+{
+    char arguments[1024];
+    snprintf(arguments, sizeof arguments,
+             "%s --ranks=%d --global_train_batch_size=%d --device_train_microbatch_size=%d",
+             published[row].arguments, ranks, ranks * published[row].each, published[row].each);
+    Config *c = plan(published[row].yaml, arguments);
+    const StepTime t = plan_time(c);
+    const double speed = plan_time_speed(c, &t);
+    config_free(c);
+    return speed;
+}
+
+/* Other programs compute at other speeds, so only ratios are compared. */
+TEST(test_published)
+{
+    for (size_t i = 0; i < sizeof published / sizeof published[0]; i++) {
+        const double predicted =
+                         speed_of_ranks(i, published[i].more) / speed_of_ranks(i, published[i].few),
+                     measured = published[i].measured[1] / published[i].measured[0];
+        if (!(fabs(predicted - measured) < 0.015))
+            fail_msg("%s %s, %d to %d GPUs: %.2f %% of the speed are predicted, %.2f were measured",
+                     published[i].yaml, published[i].arguments, published[i].few, published[i].more,
+                     100 * predicted, 100 * measured);
+    }
+}
+
 /* ---- formulas -------------------------------------------------------------------------------- */
 
 static double seconds_of(const char *format, int value)

@@ -6,7 +6,7 @@
 #include "kernels/runtime/error.h"
 
 /* Rates: FLOP/s of products, bytes/s, seconds, and shares. "fitted": to measured steps
- * (tests/history/2026-11-28-predicted-times.md); "CUPTI": measured on kernels inside steps
+ * (2026-11-28-predicted-times.md and 2026-11-30-published-steps.md in tests/history); "CUPTI": measured on kernels inside steps
  * (2026-11-23-before-and-after.md in the same folder). */
 typedef enum {
     RATE_FP8,
@@ -60,7 +60,7 @@ static const double rates[NUM_RATES] = {
     /* exchange in a window next to a GEMM: +0.458 ms for 0.401 ms (2026-11-28-exchanges.md) */
     [RATE_CODES_TAKE] = 1.14,
     [RATE_NEAR] = 3e-6, /* not measured */
-    [RATE_FAR] = 12e-6, /* not measured */
+    [RATE_FAR] = 18e-6, /* fitted to published steps of 8 to 512 H100s */
 };
 
 static double rate(Rate r)
@@ -124,16 +124,22 @@ static double network(const Topology *p)
     return p->network * 1e9;
 }
 
+/* The time of a ring's steps without their bytes. */
+static double ring_latency(const Event *e, const Topology *p)
+{
+    const int size = mesh_group_size(&p->mesh, e->ranks),
+              hosts = size / neighbours_on_host(p, e->ranks);
+    return (e->what == SENT_SUMS ? 2 : 1) *
+           ((size - hosts) * rate(RATE_NEAR) + (hosts > 1 ? hosts * rate(RATE_FAR) : 0));
+}
+
 /* A ring enters a host once, over the links of all of its ranks on this host. */
 static double ring_seconds(const Event *e, const Topology *p)
 {
-    const int size = mesh_group_size(&p->mesh, e->ranks), here = neighbours_on_host(p, e->ranks),
-              hosts = size / here;
-    const int rounds = e->what == SENT_SUMS ? 2 : 1;
+    const int here = neighbours_on_host(p, e->ranks);
     const double inside = rate(e->what == SENT_GATHERS ? RATE_GATHER : RATE_SUM);
-    const double speed = hosts > 1 ? fmin(inside, here * network(p)) : inside;
-    return e->bytes / speed +
-           rounds * ((size - hosts) * rate(RATE_NEAR) + (hosts > 1 ? hosts * rate(RATE_FAR) : 0));
+    const bool far = mesh_group_size(&p->mesh, e->ranks) > here;
+    return e->bytes / (far ? fmin(inside, here * network(p)) : inside) + ring_latency(e, p);
 }
 
 /* Data for ranks of other hosts goes over the rank's own link. */
@@ -167,7 +173,7 @@ double rates_seconds(const Event *e, const Topology *p)
     }
 }
 
-/* A sum between hosts waits for the network most of the time. */
+/* The kernel of a sum occupies its multiprocessors during all steps of its ring. */
 double rates_taken(const Event *e, const Topology *p)
 {
     if (e->queue == QUEUE_COMPUTE || e->kind != EVENT_WORK)
@@ -175,7 +181,7 @@ double rates_taken(const Event *e, const Topology *p)
     if (e->work == WORK_HOST)
         return rate(RATE_HOST_TAKES) * rates_seconds(e, p);
     if (e->work == WORK_RANKS && (e->what == SENT_SCATTERED_SUMS || e->what == SENT_SUMS))
-        return rate(RATE_SUM_TAKES) * e->bytes / rate(RATE_SUM);
+        return rate(RATE_SUM_TAKES) * (e->bytes / rate(RATE_SUM) + ring_latency(e, p));
     if (e->work == WORK_RANKS && e->what == SENT_CODES)
         return rate(RATE_CODES_TAKE) * e->bytes / rate(RATE_PEER);
     if (strncmp(e->operation, "wire", 4) == 0)
